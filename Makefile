@@ -1,0 +1,66 @@
+# The two commands of a newcomer: make demo, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CODEGEN := build/codegen
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test check fix gen check-gen bench dist-check test-gpu clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup: $(VENV)/.installed ## make the environment from requirements.lock
+
+$(VENV)/.installed: requirements.lock requirements-nodeps.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-nodeps.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup ## three SmolLM2 workers share one prefix cache
+	$(BIN)/kvharbor demo --json build/demo.json
+
+test: setup ## every test that needs no GPU
+	$(BIN)/pytest
+
+check: setup check-gen ## lint, types, import rules, protos, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy gpumem/kvharbor service/kvharbor clients/python/kvharbor tests
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+
+fix: setup ## repair what check complains about, where a tool can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format --write
+
+# The oldest generator we support: its output runs on protobuf 5.29 and later.
+$(CODEGEN)/.installed: requirements-codegen.lock
+	$(PYTHON) -m venv $(CODEGEN)
+	$(CODEGEN)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+PROTOC = PATH=$(CURDIR)/$(CODEGEN)/bin:$$PATH $(CODEGEN)/bin/python -m grpc_tools.protoc -Iproto
+
+gen: $(CODEGEN)/.installed ## regenerate proto/kvharbor/v1/*_pb2*
+	mkdir -p $(or $(OUT),proto)
+	$(PROTOC) --python_out=$(or $(OUT),proto) --mypy_out=quiet:$(or $(OUT),proto) proto/kvharbor/v1/*.proto
+	$(PROTOC) --grpc_python_out=$(or $(OUT),proto) --mypy_grpc_out=quiet:$(or $(OUT),proto) proto/kvharbor/v1/*_service.proto
+
+check-gen: ## generated code is what gen makes
+	@rm -rf build/gen
+	@$(MAKE) --no-print-directory -s gen OUT=build/gen
+	@for f in build/gen/kvharbor/v1/*; do cmp $$f proto/kvharbor/v1/$${f##*/}; done
+
+bench: setup ## measure; writes build/bench.json
+	$(BIN)/python -m bench
+
+dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree
+	$(BIN)/python tests/dist_check.py
+
+clean: ## remove what make made
+	rm -rf build $(VENV)

@@ -1,0 +1,189 @@
+"""What can go wrong with arena memory, sorted by what the caller should do.
+
+    GpumemError
+      caller's mistake   LayoutInvalid, ArenaTooSmall, PlaneUnknown, OutOfBounds, CopyConflict, ViewUnavailable
+      state says no      LayoutMismatch, ArenaUnfit, MappingInUse
+      full               InsufficientMemory
+      gone               ArenaClosed, ReservationCancelled
+
+Each class has a constant `reason`; its values are attributes, and the message and `metadata()` are built
+from them.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class GpumemError(Exception):
+    """The root of everything that `kvharbor.gpumem` raises on purpose."""
+
+    reason: ClassVar[str] = "GPUMEM_ERROR"
+
+    def metadata(self) -> dict[str, str]:
+        """Returns every value of the message as text, under lowerCamel keys."""
+        return {_lower_camel(name): str(value) for name, value in vars(self).items()}
+
+
+class LayoutInvalid(GpumemError):
+    """A field of a layout, or a size asked for it, is outside what kvharbor can lay out."""
+
+    reason = "LAYOUT_INVALID"
+
+    def __init__(self, field: str, value: object, limit: str, remedy: str) -> None:
+        self.field = field
+        self.value = _shortened(value)
+        self.limit = limit
+        self.remedy = remedy
+        super().__init__(f"{field} is {self.value}, must be {limit}: {remedy}")
+
+
+class ArenaTooSmall(GpumemError):
+    """The size holds less than one usable block beside the scratch blocks."""
+
+    reason = "ARENA_TOO_SMALL"
+
+    def __init__(self, size_bytes: int, *, needed_bytes: int, scratch_blocks: int) -> None:
+        self.size_bytes = size_bytes
+        self.needed_bytes = needed_bytes
+        self.scratch_blocks = scratch_blocks
+        super().__init__(
+            f"{size_bytes} bytes hold less than one block of this layout beside its {scratch_blocks} scratch "
+            f"blocks: ask for at least {needed_bytes} bytes, or use smaller blocks"
+        )
+
+
+class PlaneUnknown(GpumemError):
+    """The layout has no plane of that name."""
+
+    reason = "PLANE_UNKNOWN"
+
+    def __init__(self, plane: str, *, known_planes: str) -> None:
+        self.plane = _shortened(plane)
+        self.known_planes = known_planes
+        super().__init__(f"no plane {self.plane} in this layout: it has {known_planes}")
+
+
+class OutOfBounds(GpumemError):
+    """A layer, a block or a run of blocks reaches beyond the descriptor."""
+
+    reason = "OUT_OF_BOUNDS"
+
+    def __init__(self, kind: str, value: int, *, limit: int) -> None:
+        self.kind = kind
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{kind} {value} is outside [0, {limit})")
+
+
+class CopyConflict(GpumemError):
+    """A block is written twice, or both read and written, by one copy."""
+
+    reason = "COPY_CONFLICT"
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        super().__init__(
+            f"block {block} is a destination twice, or source and destination, of one copy: "
+            f"name each destination once and split chained copies into several calls"
+        )
+
+
+class ViewUnavailable(GpumemError):
+    """This view of a plane cannot exist; `cause` says why and what to use in its place."""
+
+    reason = "VIEW_UNAVAILABLE"
+
+    def __init__(self, view: str, plane: str, cause: str) -> None:
+        self.view = view
+        self.plane = plane
+        self.cause = cause
+        super().__init__(f"no {view} view of plane {plane!r}: {cause}")
+
+
+class LayoutMismatch(GpumemError):
+    """Two layouts that had to be equal differ; `differences` names every field with both values."""
+
+    reason = "LAYOUT_MISMATCH"
+
+    def __init__(self, differences: Mapping[str, tuple[str, str]]) -> None:
+        self.differences = dict(differences)
+        super().__init__(f"the layout differs from the pool's: {self._described()}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"differences": self._described()}
+
+    def _described(self) -> str:
+        return "; ".join(
+            f"{field} is {theirs}, the pool has {ours}" for field, (ours, theirs) in self.differences.items()
+        )
+
+
+class ArenaUnfit(GpumemError):
+    """A file descriptor is not an arena that can be mapped safely."""
+
+    reason = "ARENA_UNFIT"
+
+    def __init__(self, cause: str, *, size_bytes: int) -> None:
+        self.cause = cause
+        self.size_bytes = size_bytes
+        super().__init__(f"cannot map {size_bytes} bytes of this descriptor: {cause}")
+
+
+class MappingInUse(GpumemError):
+    """The mapping cannot be closed: arrays, tensors or memoryviews over it are alive."""
+
+    reason = "MAPPING_IN_USE"
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        super().__init__(
+            f"the mapping of {size_bytes} bytes still has live views: close its BlockViews and drop every "
+            f"array, tensor and memoryview over it, then close again"
+        )
+
+
+class InsufficientMemory(GpumemError):
+    """There is no room for the memory asked for; nothing was taken for the refused part."""
+
+    reason = "INSUFFICIENT_MEMORY"
+
+    def __init__(self, needed_bytes: int, *, available_bytes: int, limited_by: str) -> None:
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.limited_by = limited_by
+        super().__init__(
+            f"needs {needed_bytes} bytes, {limited_by} leaves {available_bytes}: "
+            f"ask for less, raise the limit, or free memory"
+        )
+
+
+class ArenaClosed(GpumemError):
+    """The arena, mapping or views were closed by their owner."""
+
+    reason = "ARENA_CLOSED"
+
+    def __init__(self, closed: str) -> None:
+        self.closed = closed
+        super().__init__(f"this {closed} is closed")
+
+
+class ReservationCancelled(GpumemError):
+    """The caller's cancel check stopped a reservation on its way."""
+
+    reason = "RESERVATION_CANCELLED"
+
+    def __init__(self, reserved_bytes: int, *, size_bytes: int) -> None:
+        self.reserved_bytes = reserved_bytes
+        self.size_bytes = size_bytes
+        super().__init__(f"cancelled after {reserved_bytes} of {size_bytes} bytes: close the arena to free them")
+
+
+def _lower_camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def _shortened(value: object) -> str:
+    # Values come from the wire: an error must not carry a megabyte of somebody's field.
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,349 @@
+"""What the blocks of a pool look like, and where each page lies in an arena.
+
+A block holds `block_tokens` tokens of every layer. Its memory is a set of *planes* (K, V, scales, a latent),
+and the *page* of (plane, layer, block) is the smallest thing that kvharbor addresses. Everything follows
+from the layout and the block count, and every number is bounded, so that values from the wire cannot
+overflow an address.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from kvharbor.gpumem.errors import ArenaTooSmall, LayoutInvalid, LayoutMismatch, OutOfBounds, PlaneUnknown
+
+TOKEN_HEAD_DIM = "token_head_dim"
+"""The one interior that views understand: `[token, head, dim]`, contiguous. Any other tag is an engine's own."""
+
+PAGE_ALIGNMENT_BYTES = 16
+MAX_BLOCK_COUNT = 2**31 - 1
+"""Block tables are int32."""
+MAX_ARENA_BYTES = 2**47
+"""The user half of a 48-bit address space; every stride and offset fits an int64 with room to spare."""
+
+
+class DataType(enum.Enum):
+    """The element types of a plane. Values are torch's names."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3 = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    UINT8 = "uint8"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEM_BYTES[self]
+
+
+_ITEM_BYTES = {
+    DataType.FLOAT32: 4,
+    DataType.FLOAT16: 2,
+    DataType.BFLOAT16: 2,
+    DataType.FLOAT8_E4M3: 1,
+    DataType.FLOAT8_E5M2: 1,
+    DataType.UINT8: 1,
+}
+
+
+class BlockOrder(enum.Enum):
+    """Which of layer and block is the outer axis of an arena."""
+
+    LAYER_MAJOR = "layer_major"
+    """`[layer, plane, block, page]`: neighbouring blocks of one layer are contiguous (long runs)."""
+    BLOCK_MAJOR = "block_major"
+    """`[block, layer, plane, page]`: a whole block is contiguous (one memcpy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One kind of page in every block: K, V, their scales, or an MLA latent.
+
+    `page_bytes` is one block of one layer. With an interior other than TOKEN_HEAD_DIM only the page's bytes
+    matter to kvharbor, and `head_count` and `head_dim` are 0.
+    """
+
+    name: str
+    layer_count: int
+    data_type: DataType
+    page_bytes: int
+    interior: str = TOKEN_HEAD_DIM
+    head_count: int = 0
+    head_dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_text("planes.name", self.name, most=32)
+        prefix = f"planes.{self.name}"
+        _check_text(f"{prefix}.interior", self.interior, most=64)
+        _check_member(f"{prefix}.data_type", self.data_type, DataType)
+        _check_int(f"{prefix}.layer_count", self.layer_count, 1, 2**12)
+        _check_int(f"{prefix}.page_bytes", self.page_bytes, PAGE_ALIGNMENT_BYTES, 2**30, PAGE_ALIGNMENT_BYTES)
+        least, most = (1, 2**16) if self.interior == TOKEN_HEAD_DIM else (0, 0)
+        _check_int(f"{prefix}.head_count", self.head_count, least, most)
+        _check_int(f"{prefix}.head_dim", self.head_dim, least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A pool's fingerprint: two pools may share blocks only if their layouts are equal.
+
+    The first `scratch_blocks` block ids are for padding writes and never hold a prefix [P6]. Raises
+    LayoutInvalid at construction, naming field, value, limit and remedy.
+    """
+
+    model: str
+    block_tokens: int
+    planes: tuple[Plane, ...]
+    order: BlockOrder = BlockOrder.LAYER_MAJOR
+    tp_size: int = 1
+    scratch_blocks: int = 1
+
+    def __post_init__(self) -> None:
+        _check_text("model", self.model, most=256)
+        _check_int("block_tokens", self.block_tokens, 16, 512, 16)
+        _check_member("order", self.order, BlockOrder)
+        _check_int("tp_size", self.tp_size, 1, 2**10)
+        _check_int("scratch_blocks", self.scratch_blocks, 0, 64)
+        object.__setattr__(self, "planes", tuple(self.planes))
+        names = [plane.name for plane in self.planes]
+        if not 1 <= len(names) <= 32:
+            raise LayoutInvalid("planes", len(names), "1 to 32 planes", "list the planes of one block")
+        if len(set(names)) < len(names):
+            raise LayoutInvalid("planes", names, "distinct names", "rename the repeated plane")
+        for plane in self.planes:
+            self._check_page(plane)
+
+    def _check_page(self, plane: Plane) -> None:
+        if plane.interior != TOKEN_HEAD_DIM:
+            return
+        page_bytes = _page_bytes(self.block_tokens, plane.head_count, plane.head_dim, plane.data_type)
+        if plane.page_bytes != page_bytes:
+            raise LayoutInvalid(
+                f"planes.{plane.name}.page_bytes",
+                plane.page_bytes,
+                f"{page_bytes} (block_tokens * head_count * head_dim * itemsize)",
+                "correct it, or tag an interior of the engine's own",
+            )
+
+    @classmethod
+    def attention(
+        cls,
+        model: str,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        data_type: DataType,
+        block_tokens: int = 64,
+        *,
+        order: BlockOrder = BlockOrder.LAYER_MAJOR,
+        tp_size: int = 1,
+        scratch_blocks: int = 1,
+    ) -> Self:
+        """Builds the usual layout, planes "k" and "v": `[L, 2, B, P, H, D]` or `[B, L, 2, P, H, D]`."""
+        planes = [_token_plane(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")]
+        return cls(model, block_tokens, tuple(planes), order, tp_size, scratch_blocks)
+
+    @classmethod
+    def scaled_attention(
+        cls,
+        model: str,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        data_type: DataType,
+        block_tokens: int = 64,
+        *,
+        order: BlockOrder = BlockOrder.LAYER_MAJOR,
+        tp_size: int = 1,
+        scratch_blocks: int = 1,
+    ) -> Self:
+        """Builds "k" and "v" with "k_scale" and "v_scale": one float32 a token and head, `[token, head, 1]`."""
+        planes = [_token_plane(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")]
+        planes += [
+            _token_plane(name, layers, kv_heads, 1, DataType.FLOAT32, block_tokens)
+            for name in ("k_scale", "v_scale")
+        ]
+        return cls(model, block_tokens, tuple(planes), order, tp_size, scratch_blocks)
+
+    @classmethod
+    def latent(
+        cls,
+        model: str,
+        layers: int,
+        latent_dim: int,
+        data_type: DataType,
+        block_tokens: int = 64,
+        *,
+        order: BlockOrder = BlockOrder.LAYER_MAJOR,
+        tp_size: int = 1,
+        scratch_blocks: int = 1,
+    ) -> Self:
+        """Builds the single plane "latent" of multi-head latent attention (MLA): `[token, 1, latent_dim]`."""
+        plane = _token_plane("latent", layers, 1, latent_dim, data_type, block_tokens)
+        return cls(model, block_tokens, (plane,), order, tp_size, scratch_blocks)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: the pages of all planes and layers."""
+        return sum(plane.layer_count * plane.page_bytes for plane in self.planes)
+
+    def differences(self, other: "Layout") -> dict[str, tuple[str, str]]:
+        """Returns every field that differs, by dotted name ("planes.k.data_type"), as (own, other's) text."""
+        found: dict[str, tuple[str, str]] = {}
+        for field in dataclasses.fields(self):
+            if field.name != "planes":
+                _note_difference(found, "", field.name, (self, other))
+        own, others = ({plane.name: plane for plane in layout.planes} for layout in (self, other))
+        if list(own) != list(others):
+            found["planes"] = (",".join(own), ",".join(others))
+        for name in own:
+            if name in others:
+                for field in dataclasses.fields(Plane):
+                    _note_difference(found, f"planes.{name}.", field.name, (own[name], others[name]))
+        return found
+
+    def require_equal(self, other: "Layout") -> None:
+        """Raises LayoutMismatch with every differing field if `other` is not this layout."""
+        if differences := self.differences(other):
+            raise LayoutMismatch(differences)
+
+    def descriptor(self, block_count: int) -> "Descriptor":
+        """Lays `block_count` blocks, scratch included, out from offset 0."""
+        _check_int("block_count", block_count, self.scratch_blocks + 1, MAX_BLOCK_COUNT)
+        # Each stride above the innermost one counts whole runs of blocks in layer-major, single pages in
+        # block-major; otherwise the two orders are the same nest of groups, layers and planes.
+        layer_major = self.order is BlockOrder.LAYER_MAJOR
+        scale = block_count if layer_major else 1
+        spans: dict[str, PlaneSpan] = {}
+        offset_bytes = 0
+        for layer_count, planes in _groups(self.planes).items():
+            layer_bytes = sum(plane.page_bytes for plane in planes)
+            plane_bytes = 0
+            for plane in planes:
+                spans[plane.name] = PlaneSpan(
+                    plane,
+                    offset_bytes=(offset_bytes + plane_bytes) * scale,
+                    layer_stride_bytes=layer_bytes * scale,
+                    block_stride_bytes=plane.page_bytes if layer_major else self.block_bytes,
+                )
+                plane_bytes += plane.page_bytes
+            offset_bytes += layer_count * layer_bytes
+        return Descriptor(
+            layout=self,
+            block_count=block_count,
+            size_bytes=block_count * self.block_bytes,
+            spans=tuple(spans[plane.name] for plane in self.planes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSpan:
+    """Where one plane lies: page(layer, block) starts at offset + layer * layer_stride + block * block_stride."""
+
+    plane: Plane
+    offset_bytes: int
+    layer_stride_bytes: int
+    block_stride_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The addresses of every page of an arena. Made by `Layout.descriptor`, equal on both sides of the wire."""
+
+    layout: Layout
+    block_count: int
+    size_bytes: int
+    spans: tuple[PlaneSpan, ...]
+
+    def __post_init__(self) -> None:
+        _check_int("size_bytes", self.size_bytes, self.layout.block_bytes, MAX_ARENA_BYTES)
+
+    def span(self, name: str) -> PlaneSpan:
+        """Returns the span of the plane `name`, or raises PlaneUnknown."""
+        for span in self.spans:
+            if span.plane.name == name:
+                return span
+        raise PlaneUnknown(name, known_planes=", ".join(span.plane.name for span in self.spans))
+
+    def page_offset_bytes(self, name: str, layer: int, block: int) -> int:
+        """Returns where the page of (plane, layer, block) starts; all three are checked."""
+        span = self.span(name)
+        check_bounds("layer", layer, span.plane.layer_count)
+        check_bounds("block", block, self.block_count)
+        return span.offset_bytes + layer * span.layer_stride_bytes + block * span.block_stride_bytes
+
+
+def block_count_for(size_bytes: int, layout: Layout) -> int:
+    """Returns how many whole blocks, scratch included, fit in `size_bytes`.
+
+    Raises ArenaTooSmall when no usable block is left beside the scratch blocks.
+    """
+    block_count = min(size_bytes // layout.block_bytes, MAX_BLOCK_COUNT)
+    least = layout.scratch_blocks + 1
+    if block_count < least:
+        raise ArenaTooSmall(
+            size_bytes, needed_bytes=least * layout.block_bytes, scratch_blocks=layout.scratch_blocks
+        )
+    return block_count
+
+
+def check_bounds(kind: str, value: int, limit: int) -> None:
+    """Raises OutOfBounds unless 0 <= value < limit. Negative indices never count from the end here."""
+    if not 0 <= value < limit:
+        raise OutOfBounds(kind, value, limit=limit)
+
+
+def _groups(planes: Iterable[Plane]) -> dict[int, list[Plane]]:
+    """Planes by layer count, in order of first appearance: those of one group interleave per layer."""
+    groups: dict[int, list[Plane]] = {}
+    for plane in planes:
+        groups.setdefault(plane.layer_count, []).append(plane)
+    return groups
+
+
+def _page_bytes(block_tokens: int, head_count: int, head_dim: int, data_type: DataType) -> int:
+    return block_tokens * head_count * head_dim * data_type.itemsize
+
+
+def _token_plane(
+    name: str, layer_count: int, head_count: int, head_dim: int, data_type: DataType, block_tokens: int
+) -> Plane:
+    # Checked before they are multiplied, so that the error names the caller's own argument.
+    _check_int("block_tokens", block_tokens, 16, 512, 16)
+    _check_int(f"planes.{name}.head_count", head_count, 1, 2**16)
+    _check_int(f"planes.{name}.head_dim", head_dim, 1, 2**16)
+    _check_member(f"planes.{name}.data_type", data_type, DataType)
+    page_bytes = _page_bytes(block_tokens, head_count, head_dim, data_type)
+    return Plane(name, layer_count, data_type, page_bytes, TOKEN_HEAD_DIM, head_count, head_dim)
+
+
+def _check_int(field: str, value: int, least: int, most: int, multiple_of: int = 1) -> None:
+    # Plain ints only: a numpy integer would overflow silently when offsets are computed from it.
+    if type(value) is int and least <= value <= most and value % multiple_of == 0:
+        return
+    limit = f"an int from {least} to {most}" + (f", a multiple of {multiple_of}" if multiple_of > 1 else "")
+    raise LayoutInvalid(field, value, limit, "correct it in the layout that is opened")
+
+
+def _check_text(field: str, value: str, most: int) -> None:
+    if not (isinstance(value, str) and 1 <= len(value) <= most and value.isprintable()):
+        raise LayoutInvalid(field, value, f"1 to {most} printable characters", "shorten or rename it")
+
+
+def _check_member(field: str, value: enum.Enum, kind: type[enum.Enum]) -> None:
+    if not isinstance(value, kind):
+        members = ", ".join(member.name for member in kind)
+        raise LayoutInvalid(field, value, f"a {kind.__name__}", f"use one of {members}")
+
+
+def _note_difference(
+    found: dict[str, tuple[str, str]], prefix: str, field: str, pair: tuple[object, object]
+) -> None:
+    own, others = (getattr(side, field) for side in pair)
+    if own != others:
+        texts = [side.value if isinstance(side, enum.Enum) else str(side) for side in (own, others)]
+        found[prefix + field] = (texts[0], texts[1])

@@ -1,0 +1,137 @@
+"""The attach side of a host arena: its memory at a fixed address range of this process.
+
+The range is reserved first, by an anonymous mmap without a file descriptor, and the arena is then placed
+over it with MAP_FIXED. Placing another arena over the same range is the same call, so views made from a
+mapping can outlive the memory under them; and no descriptor keeps the old memory alive.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, MappingInUse
+
+_MAP_FIXED = 0x10
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_REQUIRED_SEALS = fcntl.F_SEAL_SHRINK
+
+
+class Mapping:
+    """`size_bytes` of an arena, mapped shared. Made by `attach`; owned by its maker until `close`.
+
+    A forked child does not inherit the memory (MADV_DONTFORK): it could go on writing after its parent is
+    known to be dead. Touching the mapping there is a SIGSEGV.
+    """
+
+    def __init__(self, region: mmap.mmap, *, size_bytes: int, writable: bool) -> None:
+        self._region: mmap.mmap | None = region
+        self.size_bytes = size_bytes
+        self.writable = writable
+
+    @classmethod
+    def attach(cls, fd: int, size_bytes: int, *, writable: bool = True) -> Self:
+        """Maps the first `size_bytes` of the arena behind `fd`, which stays the caller's and may be closed.
+
+        Raises ArenaUnfit when the descriptor is no memfd, can shrink under the mapping, is shorter than
+        `size_bytes`, or allows reading only where `writable` is asked for: each of these would otherwise
+        be a SIGBUS or SIGSEGV later.
+        """
+        _require_fit(fd, size_bytes)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        # The placeholder is always writable, so that torch takes its buffer without a warning; what may be
+        # stored is decided by `protection`, and `buffer` is read-only where the memory is.
+        region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+        try:
+            _place(fd, region, size_bytes, protection)
+        except BaseException:
+            region.close()
+            raise
+        region.madvise(mmap.MADV_DONTFORK)
+        with contextlib.suppress(OSError):  # kernels without huge pages for shared memory refuse the advice
+            region.madvise(mmap.MADV_HUGEPAGE)
+        return cls(region, size_bytes=size_bytes, writable=writable)
+
+    @property
+    def buffer(self) -> memoryview:
+        """A new memoryview of the bytes, read-only for a read-only mapping. It keeps `close` from working."""
+        view = memoryview(self.region)
+        return view if self.writable else view.toreadonly()
+
+    @property
+    def region(self) -> mmap.mmap:
+        """The raw region for code that cannot take read-only buffers (torch).
+
+        A store into a read-only mapping through it ends the process with SIGSEGV. Raises ArenaClosed.
+        """
+        if self._region is None:
+            raise ArenaClosed("mapping")
+        return self._region
+
+    def close(self) -> None:
+        """Unmaps the memory; repeated calls do nothing. Raises MappingInUse while any view is alive."""
+        if self._region is None:
+            return
+        try:
+            self._region.close()
+        except BufferError:
+            raise MappingInUse(self.size_bytes) from None
+        self._region = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _require_fit(fd: int, size_bytes: int) -> None:
+    if size_bytes < 1:
+        raise ArenaUnfit("a mapping has at least one byte", size_bytes=size_bytes)
+    file_bytes = os.fstat(fd).st_size
+    if file_bytes < size_bytes:
+        raise ArenaUnfit(f"it has {file_bytes}", size_bytes=size_bytes)
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as failure:
+        if failure.errno != errno.EINVAL:
+            raise
+        raise ArenaUnfit("it is not a memfd", size_bytes=size_bytes) from None
+    if seals & _REQUIRED_SEALS != _REQUIRED_SEALS:
+        raise ArenaUnfit("it is not sealed against shrinking", size_bytes=size_bytes)
+
+
+def _place(fd: int, region: mmap.mmap, size_bytes: int, protection: int) -> None:
+    """Puts the file over the region's address range, replacing what is mapped there."""
+    address = np.frombuffer(region, dtype=np.uint8).ctypes.data
+    placed = _libc.mmap(address, size_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    if placed == _MAP_FAILED:
+        code = ctypes.get_errno()
+        if code in (errno.EACCES, errno.EPERM):
+            raise ArenaUnfit("it does not allow this mapping to write", size_bytes=size_bytes)
+        raise OSError(code, os.strerror(code))
+
+
+def _load_libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
+    return libc
+
+
+_libc = _load_libc()

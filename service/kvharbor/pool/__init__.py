@@ -1,0 +1,39 @@
+"""Cache policy: blocks, prefix tree, eviction, sequences, sessions. Synchronous, no I/O, no clock."""
+
+from kvharbor.pool.digest import ExtraKey as ExtraKey
+from kvharbor.pool.pool import Pool as Pool
+from kvharbor.pool.results import (
+    Commit as Commit,
+)
+from kvharbor.pool.results import (
+    Committed as Committed,
+)
+from kvharbor.pool.results import (
+    Extension as Extension,
+)
+from kvharbor.pool.results import (
+    Fork as Fork,
+)
+from kvharbor.pool.results import (
+    PoolConfig as PoolConfig,
+)
+from kvharbor.pool.results import (
+    Presence as Presence,
+)
+from kvharbor.pool.results import (
+    Prompt as Prompt,
+)
+from kvharbor.pool.results import (
+    SequenceView as SequenceView,
+)
+from kvharbor.pool.results import (
+    Shadow as Shadow,
+)
+from kvharbor.pool.results import (
+    Usage as Usage,
+)
+from kvharbor.pool.results import (
+    Warmed as Warmed,
+)
+from kvharbor.pool.stats import PoolStats as PoolStats
+from kvharbor.pool.stats import TenantStats as TenantStats

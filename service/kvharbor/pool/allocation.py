@@ -1,0 +1,237 @@
+"""Allocate, Extend and Lookup: match what is there, admit from counters, fill the table.
+
+In slices: the match holds what it finds as it goes, and a refusal undoes that; one step admits and claims
+room; filling follows and cannot fail. Matched blocks are held before anything is evicted and never count as
+available, so no eviction can hit the sequence's own prefix.
+"""
+
+from kvharbor.pool import validate
+from kvharbor.pool.errors import RequestIdReused, RequestTooLarge
+from kvharbor.pool.namespaces import Namespace
+from kvharbor.pool.release import take_down
+from kvharbor.pool.results import Extension, Presence, Prompt, SequenceView
+from kvharbor.pool.sequence import Fingerprint, Sequence
+from kvharbor.pool.state import State
+from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.tree import extras_by_block
+
+
+def allocate(
+    state: State,
+    session: int,
+    prompt: Prompt,
+    *,
+    reserve_tokens: int,
+    max_cached_tokens: int | None,
+    request_id: str,
+    group: str,
+) -> Steps[SequenceView]:
+    """Matches, holds and reserves. Nothing stays held or evicted on failure."""
+    token_count = validate.prompt(prompt)
+    validate.tokens("reserve_tokens", reserve_tokens)
+    reusable = reusable_tokens(token_count, max_cached_tokens)
+    validate.text("request_id", request_id)
+    validate.text("group", group)
+
+    owner = state.session(session)
+    fingerprint: Fingerprint = {}
+    if request_id:
+        fingerprint = _fingerprint(prompt, reserve_tokens, max_cached_tokens, group)
+        known = owner.by_request.get(request_id)
+        if known is not None:
+            return repeated(state, known, fingerprint)
+
+    block_tokens = state.block_tokens
+    block_count = -(-(token_count + reserve_tokens) // block_tokens)
+    refuse_too_large(state, block_count)
+
+    namespace = state.namespaces.use(owner.tenant, prompt.version, prompt.adapter, prompt.salt)
+    sequence = Sequence(
+        session=session,
+        number=0,
+        namespace=namespace,
+        chain_node=namespace.root,
+        request_id=request_id,
+        group=group,
+        fingerprint=fingerprint,
+        table=[],
+        tail=bytearray(),
+        token_count=token_count,
+        cached_tokens=0,
+        computed_tokens=0,
+        committed_blocks=0,
+        extras=_extras(prompt, block_tokens),
+    )
+    yield from admit(state, sequence, prompt.token_ids, reusable // block_tokens, block_count)
+    sequence.number = owner.take_number()
+    owner.add(sequence)
+    state.in_flight.discard(sequence)
+
+    counters, tenant = state.counters, state.tenant(owner.tenant)
+    tenant.sequence_count += 1
+    counters.allocate_count += 1
+    counters.prompt_token_count += token_count
+    tenant.prompt_token_count += token_count
+    if sequence.cached_tokens:
+        counters.hit_count += 1
+        counters.reused_token_count += sequence.cached_tokens
+        tenant.reused_token_count += sequence.cached_tokens
+    return state.view(sequence)
+
+
+def admit(
+    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int
+) -> Steps[None]:
+    """Gives a new sequence its matched prefix and its fresh blocks, or undoes everything and raises.
+
+    The sequence is in `in_flight` on return, for the caller to put in its place.
+    """
+    state.in_flight.add(sequence)
+    try:
+        yield from _match_and_claim(state, sequence, token_ids, reusable_blocks, block_count)
+    except BaseException:
+        # GeneratorExit too: the caller went away while the match was held.
+        take_down(state, sequence)
+        raise
+    sequence.tail = bytearray(token_ids[4 * state.block_tokens * len(sequence.table) :])
+    sequence.cached_tokens = sequence.computed_tokens = len(sequence.table) * state.block_tokens
+    yield from state.fill(sequence.table, block_count - len(sequence.table))
+
+
+def _match_and_claim(
+    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int
+) -> Steps[None]:
+    run = yield from hold_match(state, sequence, token_ids, reusable_blocks)
+    matched_tokens = (len(sequence.table) + len(run)) * state.block_tokens
+    if matched_tokens < state.config.min_reuse_tokens:
+        run = []
+        _drop_match(state, sequence)
+    claim_run(state, sequence, run, block_count - len(sequence.table) - len(run))
+
+
+def hold_match(state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int) -> Steps[list[int]]:
+    """Matches from the root, slice by slice, holding each; returns the last run, not yet held.
+
+    It is for `claim_run`, once the whole request is known to fit: a short prompt that is refused has then not
+    even touched the order of eviction.
+    """
+    while True:
+        first = len(sequence.table)
+        end = min(reusable_blocks, first + SLICE_BLOCKS)
+        run = state.tree.match(sequence.chain_node, token_ids, sequence.extras, first, end)
+        if len(run) < end - first or end == reusable_blocks:
+            return run
+        claim_run(state, sequence, run, 0)
+        yield
+
+
+def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> None:
+    """Holds a matched run and claims room for fresh blocks, both or neither."""
+    available = state.available
+    if fresh + len(run) > available:
+        available -= state.unheld_count(run)
+        if fresh > available:
+            raise state.refuse(fresh, max(available, 0))
+    state.blocks.hold(run)
+    state.claimed += fresh
+    state.revision += 1
+    if run:
+        sequence.table += run
+        sequence.committed_blocks = len(sequence.table)
+        sequence.chain_node = run[-1]
+
+
+def _drop_match(state: State, sequence: Sequence) -> None:
+    state.blocks.unhold(reversed(sequence.table))
+    sequence.table.clear()
+    sequence.committed_blocks = 0
+    sequence.chain_node = sequence.namespace.root
+
+
+def extend(state: State, session: int, number: int, capacity_tokens: int) -> Steps[Extension]:
+    """Grows a table to hold `capacity_tokens`; less than it has is no change."""
+    sequence = state.sequence(session, number)
+    validate.tokens("capacity_tokens", capacity_tokens)
+    before = len(sequence.table)
+    block_count = -(-capacity_tokens // state.block_tokens)
+    refuse_too_large(state, block_count)
+    fresh = max(block_count - before, 0)
+    if fresh > state.available:
+        raise state.refuse(fresh, state.available)
+    state.claimed += fresh
+    yield from state.fill(sequence.table, fresh)
+    view = state.view(sequence)
+    return Extension(view.block_ids[before:], view.generations[before:], view.capacity_tokens)
+
+
+def lookup(state: State, tenant: str, prompt: Prompt, max_cached_tokens: int | None) -> Steps[Presence]:
+    """Tells what is there; holds nothing and changes no recency."""
+    token_count = validate.prompt(prompt)
+    reusable = reusable_tokens(token_count, max_cached_tokens)
+    block_tokens = state.block_tokens
+    namespace = state.namespaces.find(tenant, prompt.version, prompt.adapter, prompt.salt)
+    present = 0
+    if namespace is not None:
+        present = yield from _present_blocks(state, namespace, prompt, token_count // block_tokens)
+    cached = min(present, reusable // block_tokens) * block_tokens
+    if cached < state.config.min_reuse_tokens:
+        cached = 0
+    return Presence(present * block_tokens, cached)
+
+
+def _present_blocks(state: State, namespace: Namespace, prompt: Prompt, block_count: int) -> Steps[int]:
+    extras = _extras(prompt, state.block_tokens)
+    generation = state.blocks.generation
+    node, present = namespace.root, 0
+    while True:
+        end = min(block_count, present + SLICE_BLOCKS)
+        run = state.tree.match(node, prompt.token_ids, extras, present, end)
+        if run:
+            node = run[-1]
+        complete = len(run) < end - present or end == block_count
+        present += len(run)
+        if complete:
+            return present
+        seen = generation[node]
+        yield
+        # Nothing is held: if the chain was cut here meanwhile, what follows cannot be told any more.
+        if generation[node] != seen:
+            return present
+
+
+def reusable_tokens(token_count: int, max_cached_tokens: int | None) -> int:
+    """Returns the upper bound of a match: by default all but one, as logits need one computed token."""
+    if max_cached_tokens is None:
+        return token_count - 1
+    return validate.tokens("max_cached_tokens", max_cached_tokens, most=token_count)
+
+
+def refuse_too_large(state: State, block_count: int) -> None:
+    """Refuses what can never fit."""
+    if block_count > state.blocks.total_count:
+        raise RequestTooLarge(needed_block_count=block_count, usable_block_count=state.blocks.total_count)
+
+
+def repeated(state: State, known: Sequence, fingerprint: Fingerprint) -> SequenceView:
+    """Answers a duplicate request_id with the present state, or refuses other arguments."""
+    had = known.fingerprint
+    differs = sorted(name for name in fingerprint.keys() | had.keys() if fingerprint.get(name) != had.get(name))
+    if differs:
+        raise RequestIdReused(request_id=known.request_id, differs=", ".join(differs))
+    return state.view(known)
+
+
+def _extras(prompt: Prompt, block_tokens: int) -> dict[int, bytes]:
+    return extras_by_block(prompt.extra_keys, block_tokens) if prompt.extra_keys else {}
+
+
+def _fingerprint(prompt: Prompt, reserve_tokens: int, max_cached_tokens: int | None, group: str) -> Fingerprint:
+    # Of the tokens a hash is kept, as it only has to tell a caller's mistake from a retry.
+    return {
+        "token_ids": (len(prompt.token_ids), hash(prompt.token_ids)),
+        "extra_keys": prompt.extra_keys,
+        "namespace": (prompt.version, prompt.adapter, prompt.salt),
+        "reserve_tokens": reserve_tokens,
+        "max_cached_tokens": max_cached_tokens,
+        "group": group,
+    }

@@ -1,0 +1,172 @@
+"""Every block's state, generation and holders, and how many blocks are in each class.
+
+One class a block at every instant ([G5]): free, reserved, active, warm, cached, quarantined; the counters here
+are those classes' sizes, kept up at each transition so that no statistic ever walks the pool.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from kvharbor.pool.eviction import EvictionPolicy
+from kvharbor.pool.runs import FreeRuns
+
+
+class BlockState(IntEnum):
+    """Where a block is in its life (DESIGN 4); each state names the collection that knows its blocks."""
+
+    FREE = 0  # in FreeRuns
+    RESERVED = 1  # in one sequence's table, behind its committed blocks
+    COMMITTED = 2  # in the prefix tree; in the eviction policy too when refs = pins = 0
+    SHADOW = 3  # in one sequence's table, and in `canonical`
+    QUARANTINED = 4  # in a table of a lost session
+    SCRATCH = 5  # ids below first_block; never handed out [P6]
+
+
+FREE, RESERVED, COMMITTED, SHADOW, QUARANTINED, SCRATCH = BlockState
+
+
+class Blocks:
+    """The columns. Callers keep the rules of who may call what; transitions are checked in debug by invariants."""
+
+    def __init__(self, first_block: int, block_count: int, policy: EvictionPolicy) -> None:
+        id_count = first_block + block_count
+        self.first_block = first_block
+        self.total_count = block_count
+        self.free = FreeRuns(first_block, block_count)
+        self.evictable = policy
+        self.state = bytearray([SCRATCH]) * first_block + bytearray([FREE]) * block_count
+        self.generation = array("Q", [1]) * id_count
+        # Sequences and sessions holding a COMMITTED block (shadows of it too), and warm pins holding it.
+        self.refs = array("i", [0]) * id_count
+        self.pins = array("i", [0]) * id_count
+        # The canonical block of each SHADOW, also while it is quarantined.
+        self.canonical: dict[int, int] = {}
+        self.reserved_count = 0
+        self.active_count = 0
+        self.warm_count = 0
+        self.quarantined_count = 0
+        self.shared_count = 0
+        self.pinned_count = 0
+
+    @property
+    def cached_count(self) -> int:
+        """Blocks that can be evicted."""
+        return len(self.evictable)
+
+    def reserve(self, block_count: int, after: int | None) -> list[int]:
+        """FREE -> RESERVED. The caller has made sure that so many are free."""
+        taken = self.free.take(block_count, after)
+        state = self.state
+        for block in taken:
+            state[block] = RESERVED
+        self.reserved_count += block_count
+        return taken
+
+    def commit(self, block: int) -> None:
+        """RESERVED -> COMMITTED, held once by the sequence that wrote it."""
+        self.state[block] = COMMITTED
+        self.refs[block] = 1
+        self.reserved_count -= 1
+        self.active_count += 1
+
+    def shadow(self, block: int, canonical: int) -> None:
+        """RESERVED -> SHADOW, holding the canonical block."""
+        self.hold((canonical,))
+        self.state[block] = SHADOW
+        self.canonical[block] = canonical
+        self.reserved_count -= 1
+        self.active_count += 1
+
+    def unshadow(self, block: int) -> int:
+        """SHADOW -> FREE; returns the canonical block, whose hold passes to the caller."""
+        self.active_count -= 1
+        self.release_private((block,))
+        return self.canonical.pop(block)
+
+    def free_reserved(self, blocks: Sequence[int]) -> None:
+        """RESERVED -> FREE."""
+        self.reserved_count -= len(blocks)
+        self.release_private(blocks)
+
+    def quarantine(self, blocks: Iterable[int]) -> None:
+        """RESERVED or SHADOW -> QUARANTINED; a shadow keeps its hold."""
+        for block in blocks:
+            if self.state[block] == RESERVED:
+                self.reserved_count -= 1
+            else:
+                self.active_count -= 1
+            self.state[block] = QUARANTINED
+            self.quarantined_count += 1
+
+    def free_quarantined(self, blocks: Sequence[int]) -> list[int]:
+        """QUARANTINED -> FREE; returns the canonical blocks whose holds pass to the caller."""
+        self.quarantined_count -= len(blocks)
+        self.release_private(blocks)
+        return [self.canonical.pop(block) for block in blocks if block in self.canonical]
+
+    def release_private(self, blocks: Sequence[int]) -> None:
+        """Marks blocks FREE, one generation later ([P3]), and gives them to the free runs."""
+        state, generation = self.state, self.generation
+        for block in blocks:
+            state[block] = FREE
+            generation[block] += 1
+        self.free.give(blocks)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Adds one holder to each COMMITTED block."""
+        refs, pins = self.refs, self.pins
+        for block in blocks:
+            before = refs[block]
+            refs[block] = before + 1
+            if not before:
+                self.active_count += 1
+                if pins[block]:
+                    self.warm_count -= 1
+                else:
+                    self.evictable.remove(block)
+            elif before == 1:
+                self.shared_count += 1
+
+    def unhold(self, blocks: Iterable[int]) -> None:
+        """Takes one holder from each COMMITTED block, in order: the deepest first."""
+        refs, pins = self.refs, self.pins
+        insert = self.evictable.insert
+        ended = unshared = 0
+        for block in blocks:
+            after = refs[block] - 1
+            refs[block] = after
+            if not after:
+                ended += 1
+                if pins[block]:
+                    self.warm_count += 1
+                else:
+                    insert(block)
+            elif after == 1:
+                unshared += 1
+        self.active_count -= ended
+        self.shared_count -= unshared
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Adds one warm pin to each COMMITTED block."""
+        refs, pins = self.refs, self.pins
+        for block in blocks:
+            before = pins[block]
+            pins[block] = before + 1
+            if not before:
+                self.pinned_count += 1
+                if not refs[block]:
+                    self.evictable.remove(block)
+                    self.warm_count += 1
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """Takes one warm pin from each COMMITTED block, in order: the deepest first."""
+        refs, pins = self.refs, self.pins
+        for block in blocks:
+            after = pins[block] - 1
+            pins[block] = after
+            if not after:
+                self.pinned_count -= 1
+                if not refs[block]:
+                    self.warm_count -= 1
+                    self.evictable.insert(block)

@@ -1,0 +1,58 @@
+"""Which cached block goes first.
+
+A policy holds exactly the evictable blocks: committed, no refs, no pins, no held descendant. It must hand out
+a block only after all its cached children, so that no chain loses its middle ([P5], DESIGN 7).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class EvictionPolicy(Protocol):
+    """The order in which evictable blocks are given up. Every method is O(1) amortised."""
+
+    def insert(self, block: int) -> None:
+        """Takes a block whose last hold has just gone; its cached children are here already."""
+
+    def remove(self, block: int) -> None:
+        """Forgets a block that is held again, or gone."""
+
+    def pop(self) -> int:
+        """Removes and returns the block to evict next. The caller has checked that there is one."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
+class LeastRecentlyReleased:
+    """Evicts in order of release; sequences release their deepest block first, so tails go before heads.
+
+    A parent is released after its children whenever both are: whoever holds a block holds its whole chain. So
+    the order of insertion never puts a parent before a cached child.
+    """
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def insert(self, block: int) -> None:
+        self._order[block] = None
+
+    def remove(self, block: int) -> None:
+        del self._order[block]
+
+    def pop(self) -> int:
+        return self._order.popitem(last=False)[0]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._order
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)

@@ -1,0 +1,141 @@
+"""Fork: children share what is published and get their own copy of what is not.
+
+The copy is the caller's work, between `fork` and `finish_fork`: whole pages, source to destination. Until then
+source and children cannot be released, handed off or committed, and no block of theirs can be freed, not even
+by the end of their session: a late copy would land in somebody else's block.
+"""
+
+from kvharbor.pool import validate
+from kvharbor.pool.allocation import refuse_too_large
+from kvharbor.pool.errors import InvalidField, RequestIdReused
+from kvharbor.pool.release import detach, finish_release
+from kvharbor.pool.results import Fork, SequenceView
+from kvharbor.pool.sequence import Fingerprint, Sequence, Session
+from kvharbor.pool.state import State
+from kvharbor.pool.steps import Steps, finish
+
+MAX_CHILDREN = 1024
+
+
+def fork(
+    state: State,
+    session: int,
+    number: int,
+    child_count: int,
+    *,
+    reserve_tokens: int,
+    request_id: str,
+    group: str,
+) -> Steps[Fork]:
+    """Makes children with room beyond the known tokens. All or none; a repeated request_id finds its children."""
+    if not 1 <= child_count <= MAX_CHILDREN:
+        raise InvalidField(
+            field="child_count",
+            value=child_count,
+            limit=f"1 to {MAX_CHILDREN}",
+            remedy="fork in several calls",
+        )
+    validate.tokens("reserve_tokens", reserve_tokens)
+    # The index is part of each child's request_id.
+    validate.text("request_id", request_id, validate.MAX_NAME_BYTES - 5)
+    validate.text("group", group)
+    owner = state.session(session)
+    fingerprint: Fingerprint = {
+        "source": number,
+        "child_count": child_count,
+        "reserve_tokens": reserve_tokens,
+        "group": group,
+    }
+    if request_id and (known := _repeated(owner, request_id, child_count, fingerprint)) is not None:
+        return Fork(session, number, known, ())
+    source = state.sequence(session, number)
+    state.refuse_if_copying(source)
+
+    block_tokens = state.block_tokens
+    shared = source.committed_blocks
+    written = -(-source.computed_tokens // block_tokens)
+    block_count = max(-(-(source.token_count + reserve_tokens) // block_tokens), written)
+    refuse_too_large(state, block_count)
+    fresh = (block_count - shared) * child_count
+    if fresh > state.available:
+        raise state.refuse(fresh, state.available)
+    state.claimed += fresh
+
+    prefix = [state.blocks.canonical.get(block, block) for block in source.table[:shared]]
+    children = []
+    for index in range(child_count):
+        source.namespace.user_count += 1
+        child = Sequence(
+            session=session,
+            number=owner.take_number(),
+            namespace=source.namespace,
+            chain_node=source.chain_node,
+            request_id=f"{request_id}/{index}" if request_id else "",
+            group=group,
+            fingerprint=fingerprint,
+            table=list(prefix),
+            tail=bytearray(source.tail),
+            token_count=source.token_count,
+            cached_tokens=source.computed_tokens,
+            computed_tokens=source.computed_tokens,
+            committed_blocks=shared,
+            extras=dict(source.extras),
+        )
+        state.in_flight.add(child)
+        state.blocks.hold(prefix)
+        state.tenant(owner.tenant).sequence_count += 1
+        children.append(child)
+    source.copy_count += 1
+    copies: list[tuple[int, int]] = []
+    for child in children:
+        yield from state.fill(child.table, block_count - shared)
+        copies += zip(source.table[shared:written], child.table[shared:written], strict=True)
+        child.copy_count = 1
+        owner.add(child)
+        state.in_flight.discard(child)
+    return Fork(session, number, tuple(child.number for child in children), tuple(copies))
+
+
+def finish_fork(state: State, made: Fork) -> tuple[SequenceView, ...]:
+    """Publishes the children: their copies are written."""
+    owner = state.session(made.session)
+    children = [owner.sequences[number] for number in made.children]
+    views = tuple(state.view(child) for child in children)
+    if any(child.copy_count for child in children):
+        state.counters.copied_block_count += len(made.copies)
+        _end_copies(state, owner, made)
+    return views
+
+
+def abort_fork(state: State, made: Fork) -> None:
+    """Undoes a fork whose copies failed; none of them is still running."""
+    owner = state.session(made.session)
+    children = [owner.sequences[number] for number in made.children]
+    _end_copies(state, owner, made)
+    if not owner.quiet:
+        for child in children:
+            detach(state, owner, child)
+            finish(finish_release(state, child))
+
+
+def _end_copies(state: State, owner: Session, made: Fork) -> None:
+    for number in (made.source, *made.children):
+        sequence = owner.sequences[number]
+        sequence.copy_count -= 1
+        if owner.quiet and not sequence.copy_count:
+            detach(state, owner, sequence)
+            finish(finish_release(state, sequence))
+    state.forget_if_over(owner)
+
+
+def _repeated(
+    owner: Session, request_id: str, child_count: int, fingerprint: Fingerprint
+) -> tuple[int, ...] | None:
+    first = owner.by_request.get(f"{request_id}/0")
+    if first is None:
+        return None
+    known = [owner.by_request.get(f"{request_id}/{index}") for index in range(child_count)]
+    numbers = tuple(child.number for child in known if child is not None)
+    if first.fingerprint != fingerprint or len(numbers) != child_count:
+        raise RequestIdReused(request_id=request_id, differs="fork, or some of its children are released")
+    return numbers

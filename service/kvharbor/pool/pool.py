@@ -1,0 +1,276 @@
+"""The pool: which block holds what, and until when. Synchronous, no I/O, no clock.
+
+One owner calls it. Operations that can be long are `Steps`; drive each to its end, and never interleave two of
+one session. Every refusal is a `PoolError` and has changed nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvharbor.pool import allocation, fork, handoff, lifecycle, publication, release, removal, validate, warm
+from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.events import BlocksStored, Event
+from kvharbor.pool.invariants import check_invariants
+from kvharbor.pool.namespaces import Namespace
+from kvharbor.pool.results import (
+    Commit,
+    Committed,
+    Extension,
+    Fork,
+    PoolConfig,
+    Presence,
+    Prompt,
+    SequenceView,
+    Usage,
+    Warmed,
+)
+from kvharbor.pool.state import State
+from kvharbor.pool.stats import PoolStats, TenantStats
+from kvharbor.pool.steps import Steps
+
+
+class Pool:
+    """An arena's blocks, shared by sessions through one prefix tree."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        _check_config(config)
+        self.config = config
+        self._state = State(config)
+
+    @property
+    def revision(self) -> int:
+        """Changes so far; every mutating slice makes one or more."""
+        return self._state.revision
+
+    @property
+    def available_block_count(self) -> int:
+        """Blocks that an Allocate could have now: free and cached ones, less what is claimed."""
+        return self._state.available
+
+    @property
+    def committed_block_count(self) -> int:
+        """Blocks published since the pool was made; a waiter may fit once this grows."""
+        return self._state.counters.committed_block_count
+
+    # Sessions
+
+    def open_session(self, session: int, tenant: str) -> None:
+        """Lets a session hold blocks. `session` is positive and never used again."""
+        lifecycle.open_session(self._state, session, tenant)
+
+    def end_session(self, session: int) -> Steps[None]:
+        """The session is lost: what it had not committed goes into quarantine."""
+        return lifecycle.end_session(self._state, session)
+
+    def session_quiet(self, session: int) -> Steps[int]:
+        """None of its processes touches a block any more: everything it held is given back."""
+        return lifecycle.session_quiet(self._state, session)
+
+    # Sequences
+
+    def allocate(
+        self,
+        session: int,
+        prompt: Prompt,
+        *,
+        reserve_tokens: int = 0,
+        max_cached_tokens: int | None = None,
+        request_id: str = "",
+        group: str = "",
+    ) -> Steps[SequenceView]:
+        """Matches, holds and reserves in one step; raises RequestTooLarge, PoolExhausted, RequestIdReused."""
+        return allocation.allocate(
+            self._state,
+            session,
+            prompt,
+            reserve_tokens=reserve_tokens,
+            max_cached_tokens=max_cached_tokens,
+            request_id=request_id,
+            group=group,
+        )
+
+    def extend(self, session: int, number: int, capacity_tokens: int) -> Steps[Extension]:
+        """Grows the table to hold `capacity_tokens`."""
+        return allocation.extend(self._state, session, number, capacity_tokens)
+
+    def commit(self, session: int, number: int, asked: Commit) -> Steps[Committed]:
+        """Publishes the blocks that are full of written tokens."""
+        return publication.commit(self._state, session, number, asked)
+
+    def fork(
+        self,
+        session: int,
+        number: int,
+        child_count: int,
+        *,
+        reserve_tokens: int = 0,
+        request_id: str = "",
+        group: str = "",
+    ) -> Steps[Fork]:
+        """Makes children; copy the pages it names, then call `finish_fork` or `abort_fork`."""
+        return fork.fork(
+            self._state,
+            session,
+            number,
+            child_count,
+            reserve_tokens=reserve_tokens,
+            request_id=request_id,
+            group=group,
+        )
+
+    def finish_fork(self, made: Fork) -> tuple[SequenceView, ...]:
+        """The copies are written: the children are ready."""
+        return fork.finish_fork(self._state, made)
+
+    def abort_fork(self, made: Fork) -> None:
+        """The copies failed and none is running: the children are gone."""
+        fork.abort_fork(self._state, made)
+
+    def handoff(self, session: int, number: int, asked: Commit, *, token: str, expires_at: float) -> Steps[None]:
+        """Commits, then gives the sequence to `token`, a fresh secret of the caller's making."""
+        return handoff.handoff(self._state, session, number, asked, token=token, expires_at=expires_at)
+
+    def adopt(self, session: int, token: str, *, request_id: str = "", group: str = "") -> SequenceView:
+        """Takes a handed-off sequence."""
+        return handoff.adopt(self._state, session, token, request_id=request_id, group=group)
+
+    def release(self, session: int, number: int) -> Steps[int]:
+        """Ends a sequence; returns 0 if it had ended already."""
+        return release.release(self._state, session, number)
+
+    def release_request(self, session: int, request_id: str) -> Steps[int]:
+        """Ends the session's sequence with this request_id; returns 0 if there is none."""
+        return release.release_request(self._state, session, request_id)
+
+    def release_group(self, session: int, group: str) -> Steps[int]:
+        """Ends the session's sequences of a group; returns how many."""
+        return release.release_group(self._state, session, group)
+
+    # Prefixes
+
+    def warmup(
+        self,
+        tenant: str,
+        session: int | None,
+        prompt: Prompt,
+        name: str,
+        *,
+        expires_at: float | None = None,
+        present_only: bool = False,
+    ) -> Steps[Warmed]:
+        """Pins a prefix for (tenant, name); raises WarmBudgetExceeded, PoolExhausted."""
+        return warm.warmup(
+            self._state, tenant, session, prompt, name, expires_at=expires_at, present_only=present_only
+        )
+
+    def unwarm(self, tenant: str, name: str) -> Steps[None]:
+        """Ends a pin; raises PinNotFound."""
+        return warm.unwarm(self._state, tenant, name)
+
+    def lookup(self, tenant: str, prompt: Prompt, max_cached_tokens: int | None = None) -> Steps[Presence]:
+        """Tells what is there; changes nothing."""
+        return allocation.lookup(self._state, tenant, prompt, max_cached_tokens)
+
+    def evict_block(self, block_id: int, generation: int, tenant: str | None = None) -> Steps[int]:
+        """Removes a block and all below it; raises BlockNotFound (also for another tenant's), BlockHeld."""
+        return removal.evict_block(self._state, block_id, generation, tenant)
+
+    def evict_unheld(self) -> Steps[int]:
+        """Removes every cached block."""
+        return removal.evict_unheld(self._state)
+
+    # Time
+
+    def next_deadline(self) -> float | None:
+        """Returns when `expire` has something to do next, by the caller's monotonic clock."""
+        state = self._state
+        ends = [pin.expires_at for pin in state.pins.values() if pin.expires_at is not None]
+        ends += [given.expires_at for given in state.handoffs.values()]
+        return min(ends, default=None)
+
+    def expire(self, now: float) -> Steps[None]:
+        """Ends the pins and hand-offs whose time is over."""
+        yield from warm.expire(self._state, now)
+        yield from handoff.expire(self._state, now)
+
+    # What there is to see
+
+    def drain_events(self) -> list[Event]:
+        """Returns what changed since the last call, in order."""
+        events, self._state.events = self._state.events, []
+        return events
+
+    def index_chains(self, tenant: str | None = None) -> list[BlocksStored]:
+        """Describes the whole index, parents before children, as of `revision`. O(committed blocks)."""
+        state = self._state
+        chosen = [one for one in state.namespaces if tenant is None or one.tenant == tenant]
+        return [
+            publication.chain_event(state, namespace.tenant, chain)
+            for namespace in chosen
+            for chain in self._chains(namespace)
+        ]
+
+    def _chains(self, namespace: Namespace) -> Iterator[list[int]]:
+        children = self._state.tree.children
+        heads = list(children(namespace.root))
+        while heads:
+            chain = [heads.pop()]
+            while below := list(children(chain[-1])):
+                chain.append(below[0])
+                heads += below[1:]
+            yield chain
+
+    def usage(self) -> Usage:
+        """Tells who uses the pool."""
+        state = self._state
+        return Usage(len(state.sessions), self._sequence_count(), len(state.pins))
+
+    def stats(self) -> PoolStats:
+        """Takes one consistent snapshot, in O(tenants)."""
+        state, blocks = self._state, self._state.blocks
+        return PoolStats(
+            revision=state.revision,
+            total_block_count=blocks.total_count,
+            scratch_block_count=blocks.first_block,
+            free_block_count=blocks.free.count,
+            reserved_block_count=blocks.reserved_count,
+            active_block_count=blocks.active_count,
+            cached_block_count=blocks.cached_count,
+            warm_block_count=blocks.warm_count,
+            quarantined_block_count=blocks.quarantined_count,
+            shared_block_count=blocks.shared_count,
+            sequence_count=self._sequence_count(),
+            pin_count=len(state.pins),
+            warm_budget_used_block_count=blocks.pinned_count + state.promised,
+            warm_budget_block_count=state.warm_budget,
+            counters=replace(state.counters),
+            tenants=tuple(
+                TenantStats(
+                    tenant,
+                    one.committed_block_count,
+                    one.sequence_count,
+                    one.prompt_token_count,
+                    one.reused_token_count,
+                )
+                for tenant, one in sorted(state.tenants.items())
+            ),
+        )
+
+    def _sequence_count(self) -> int:
+        return sum(tenant.sequence_count for tenant in self._state.tenants.values())
+
+    def check_invariants(self) -> None:
+        """Walks everything and raises InvariantViolation if a rule does not hold. O(size of the pool)."""
+        check_invariants(self._state)
+
+
+def _check_config(config: PoolConfig) -> None:
+    for field, value, least, most in (
+        ("block_count", config.block_count, 1, (1 << 31) - 1 - config.scratch_blocks),
+        ("block_tokens", config.block_tokens, 1, 1 << 16),
+        ("scratch_blocks", config.scratch_blocks, 0, 1 << 16),
+        ("min_reuse_tokens", config.min_reuse_tokens, 0, validate.MAX_TOKENS),
+        ("warm_budget_ratio", config.warm_budget_ratio, 0, 1),
+    ):
+        if not least <= value <= most:
+            raise InvalidField(field=field, value=value, limit=f"{least} to {most}", remedy="correct the setting")

@@ -1,0 +1,188 @@
+"""Commit: what is written becomes what others may read.
+
+An index entry asserts "these bytes are these tokens", so it is made here and never at allocation [P1]. A block
+whose content is there already becomes a SHADOW of the canonical one [P7].
+"""
+
+from kvharbor.pool import validate
+from kvharbor.pool.blocks import SHADOW
+from kvharbor.pool.errors import CommitBackwards, CursorOutOfRange, InvalidField, StaleGeneration
+from kvharbor.pool.events import BlocksStored
+from kvharbor.pool.results import Commit, Committed, Shadow
+from kvharbor.pool.sequence import Sequence
+from kvharbor.pool.state import State
+from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.tree import extras_by_block
+
+
+def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Committed]:
+    """Moves the cursors and publishes every block that is full. Checks everything before it changes anything."""
+    sequence = state.sequence(session, number)
+    state.refuse_if_copying(sequence)
+    new_count = _check(state, sequence, asked)
+
+    for position in asked.switched:
+        _switch(state, sequence, position)
+    if new_count:
+        if asked.extra_keys:
+            for block, extra in extras_by_block(asked.extra_keys, state.block_tokens).items():
+                sequence.extras[block] = sequence.extras.get(block, b"") + extra
+        sequence.tail += asked.new_token_ids
+        sequence.token_count += new_count
+    sequence.computed_tokens = asked.computed_tokens
+
+    shadows: list[Shadow] = []
+    full_blocks = asked.computed_tokens // state.block_tokens
+    while sequence.committed_blocks < full_blocks:
+        wanted = min(full_blocks, sequence.committed_blocks + SLICE_BLOCKS)
+        _publish(state, sequence, wanted, shadows)
+        if sequence.committed_blocks < wanted:
+            break
+        if wanted < full_blocks:
+            yield
+    return Committed(sequence.committed_blocks * state.block_tokens, tuple(shadows))
+
+
+def _check(state: State, sequence: Sequence, asked: Commit) -> int:
+    new_count = validate.token_count(asked.new_token_ids, "new_token_ids")
+    token_count = sequence.token_count + new_count
+    capacity = len(sequence.table) * state.block_tokens
+    computed = asked.computed_tokens
+    if token_count > capacity:
+        raise CursorOutOfRange(
+            sequence_id=sequence.name(),
+            value=token_count,
+            limit=capacity,
+            cursor="token_count",
+            remedy="extend the sequence first",
+        )
+    if not 0 <= computed <= token_count:
+        raise CursorOutOfRange(
+            sequence_id=sequence.name(),
+            value=computed,
+            limit=token_count,
+            cursor="computed_tokens",
+            remedy="only known tokens can be computed: send new_token_ids with the commit",
+        )
+    if computed < sequence.computed_tokens:
+        raise CommitBackwards(
+            sequence_id=sequence.name(),
+            computed_tokens=sequence.computed_tokens,
+            requested_tokens=computed,
+        )
+    if asked.extra_keys:
+        validate.extra_keys(asked.extra_keys, sequence.token_count, token_count)
+    if asked.written is not None:
+        _check_written(state, sequence, asked)
+    for position in asked.switched:
+        if not 0 <= position < sequence.committed_blocks:
+            raise InvalidField(
+                field="switched_positions",
+                value=position,
+                limit=f"a committed position, 0 to {sequence.committed_blocks - 1}",
+                remedy="switch only shadows that a commit has reported",
+            )
+    return new_count
+
+
+def _check_written(state: State, sequence: Sequence, asked: Commit) -> None:
+    block_ids, generations = asked.written or ((), ())
+    first = sequence.computed_tokens // state.block_tokens
+    end = -(-asked.computed_tokens // state.block_tokens)
+    if asked.computed_tokens == sequence.computed_tokens:
+        end = first
+    if len(block_ids) != end - first or len(generations) != end - first:
+        raise InvalidField(
+            field="written",
+            value=f"{len(block_ids)} blocks with {len(generations)} generations",
+            limit=f"the {end - first} blocks of tokens [{sequence.computed_tokens}, {asked.computed_tokens})",
+            remedy="name each block from the previous computed_tokens on, or none",
+        )
+    generation = state.blocks.generation
+    for position, named, age in zip(range(first, end), block_ids, generations, strict=True):
+        block = sequence.table[position]
+        if block != named or generation[block] != age:
+            raise StaleGeneration(
+                sequence_id=sequence.name(),
+                position=position,
+                block_id=named,
+                generation=age,
+                current_block_id=block,
+                current_generation=generation[block],
+            )
+
+
+def _switch(state: State, sequence: Sequence, position: int) -> None:
+    """Replaces a shadow by its canonical block; switched already is fine."""
+    block = sequence.table[position]
+    if state.blocks.state[block] == SHADOW:
+        sequence.table[position] = state.blocks.unshadow(block)
+        state.revision += 1
+
+
+def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) -> None:
+    """Publishes blocks [committed_blocks, end) in one slice, or as many as can be."""
+    blocks, tree, namespace = state.blocks, state.tree, sequence.namespace
+    table, tail, extras, pin = sequence.table, sequence.tail, sequence.extras, sequence.pin
+    node = sequence.chain_node
+    size = 4 * state.block_tokens
+    first = position = sequence.committed_blocks
+    state.revision += 1
+    stored: list[int] = []
+    with memoryview(tail) as tokens:
+        for position in range(first, end):
+            offset = (position - first) * size
+            content = tokens[offset : offset + size].tobytes()
+            if extras and (extra := extras.pop(position, None)) is not None:
+                content += extra
+            block = table[position]
+            holder = tree.insert(block, node, content, namespace)
+            if holder == block:
+                blocks.commit(block)
+                stored.append(block)
+            elif state.available or holder not in blocks.evictable:
+                blocks.shadow(block, holder)
+                shadows.append(Shadow(position, holder, blocks.generation[holder]))
+                state.counters.shadow_block_count += 1
+                _announce(state, stored)
+                stored = []
+            else:
+                # All room is claimed by operations under way, so the canonical block cannot be revived. The
+                # rest stays reserved; the next commit publishes it. At worst a later hit is a miss.
+                if extra_of := content[size:]:
+                    extras[position] = extra_of
+                end = position
+                break
+            node = holder
+            if pin is not None and position < pin.block_count:
+                blocks.pin((node,))
+                pin.blocks.append(node)
+                pin.promised -= 1
+                state.promised -= 1
+    _announce(state, stored)
+    del tail[: (end - first) * size]
+    sequence.committed_blocks = end
+    sequence.chain_node = node
+
+
+def _announce(state: State, stored: list[int]) -> None:
+    if not stored:
+        return
+    tree = state.tree
+    tenant = tree.namespace_of(stored[0]).tenant
+    state.counters.committed_block_count += len(stored)
+    state.tenant(tenant).committed_block_count += len(stored)
+    state.events.append(chain_event(state, tenant, stored))
+
+
+def chain_event(state: State, tenant: str, chain: list[int]) -> BlocksStored:
+    """Describes committed blocks of which each is the parent of the next."""
+    tree, generation = state.tree, state.blocks.generation
+    return BlocksStored(
+        state.revision,
+        tenant,
+        tree.digest_of(tree.parent[chain[0]]),
+        tuple([tree.digest_of(block) for block in chain]),
+        tuple(chain),
+        tuple([generation[block] for block in chain]),
+    )

@@ -1,0 +1,127 @@
+"""What callers give to the pool and get from it: frozen values, safe to keep."""
+
+from array import array
+from dataclasses import dataclass
+
+from kvharbor.pool.digest import ExtraKey
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """A pool's shape and rules, fixed for its life.
+
+    `block_count` usable blocks have the ids from `scratch_blocks` on; the ids below are never handed out [P6].
+    `identity` is what `digest.pool_identity` made of the layout. A match shorter than `min_reuse_tokens` is
+    ignored. Warm pins may hold `warm_budget_ratio` of the usable blocks.
+    """
+
+    block_count: int
+    block_tokens: int
+    scratch_blocks: int = 0
+    identity: bytes = b""
+    min_reuse_tokens: int = 0
+    warm_budget_ratio: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens, as little-endian uint32, and the parts of their namespace that the caller chooses."""
+
+    token_ids: bytes
+    extra_keys: tuple[ExtraKey, ...] = ()
+    version: str = ""
+    adapter: str = ""
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """A sequence as it stands. Cursors as in DESIGN 4: cached <= computed <= token_count <= capacity."""
+
+    session: int
+    number: int
+    block_ids: "array[int]"
+    generations: "array[int]"
+    cached_tokens: int
+    computed_tokens: int
+    token_count: int
+    capacity_tokens: int
+    request_id: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Blocks appended to a table, and the room after that."""
+
+    block_ids: "array[int]"
+    generations: "array[int]"
+    capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """KV of the first `computed_tokens` tokens is written and visible; `new_token_ids` follow the known tokens.
+
+    `written` names (block ids, generations) of the blocks that hold tokens [computed before, computed now); given,
+    it must be right. `switched` lists positions whose shadow the caller has replaced and touches no more.
+    """
+
+    computed_tokens: int
+    new_token_ids: bytes = b""
+    extra_keys: tuple[ExtraKey, ...] = ()
+    written: "tuple[array[int], array[int]] | None" = None
+    switched: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """The sequence's own block at `position` has a canonical twin, held for it from now on [P7]."""
+
+    position: int
+    block_id: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit published."""
+
+    committed_tokens: int
+    shadows: tuple[Shadow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Children under way: the caller copies whole pages, then calls `finish_fork` or `abort_fork`."""
+
+    session: int
+    source: int
+    children: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What a Warmup pinned, and the sequence that shall fill the rest."""
+
+    pinned_tokens: int
+    missing_tokens: int
+    sequence: SequenceView | None
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What of a prompt is there: in whole blocks, and what Allocate would reuse."""
+
+    present_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Who uses the pool."""
+
+    session_count: int
+    sequence_count: int
+    pin_count: int

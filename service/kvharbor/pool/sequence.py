@@ -1,0 +1,113 @@
+"""Who holds blocks: sequences, the sessions that have them, and warm pins."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from kvharbor.pool.namespaces import Namespace
+from kvharbor.pool.results import SequenceView
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A prefix that a tenant keeps warm. `promised` of its `block_count` blocks are still to be committed."""
+
+    tenant: str
+    name: str
+    namespace: Namespace
+    fingerprint: "Fingerprint"
+    block_count: int
+    blocks: list[int]
+    promised: int
+    expires_at: float | None
+    sequence: "Sequence | None" = None
+
+
+# The arguments that a request_id or a pin's name stands for, by name.
+Fingerprint = dict[str, object]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """cached_tokens <= computed_tokens <= token_count <= len(table) * block_tokens.
+
+    table[:committed_blocks] holds COMMITTED blocks and SHADOWs of them, the rest RESERVED ones. `tail` holds the
+    tokens from block `committed_blocks` on, as little-endian uint32: tokens of published blocks are in the tree,
+    once. `chain_node` is the tree's node of the last committed block, or the namespace's root.
+    """
+
+    session: int
+    number: int
+    namespace: Namespace
+    chain_node: int
+    request_id: str
+    group: str
+    fingerprint: Fingerprint
+    table: list[int]
+    tail: bytearray
+    token_count: int
+    cached_tokens: int
+    computed_tokens: int
+    committed_blocks: int
+    extras: dict[int, bytes]
+    pin: Pin | None = None
+    # Copies under way from or into its blocks; they cannot be freed meanwhile.
+    copy_count: int = 0
+
+    def name(self) -> str:
+        """Returns the handle as errors show it."""
+        return f"{self.session}.{self.number}"
+
+    def view(self, generation: "array[int]", block_tokens: int) -> SequenceView:
+        """Returns the present state."""
+        table = self.table
+        return SequenceView(
+            self.session,
+            self.number,
+            array("I", table),
+            array("Q", [generation[block] for block in table]),
+            self.cached_tokens,
+            self.computed_tokens,
+            self.token_count,
+            len(table) * block_tokens,
+            self.request_id,
+            self.group,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One engine. `ended`: it may call no more. `quiet`: none of its processes touches a block any more."""
+
+    session: int
+    tenant: str
+    ended: bool = False
+    quiet: bool = False
+    next_number: int = 1
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    by_request: dict[str, Sequence] = field(default_factory=dict)
+    by_group: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence in, under its number, request_id and group."""
+        self.sequences[sequence.number] = sequence
+        if sequence.request_id:
+            self.by_request[sequence.request_id] = sequence
+        if sequence.group:
+            self.by_group.setdefault(sequence.group, set()).add(sequence.number)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Lets a sequence go; its number is never used again."""
+        del self.sequences[sequence.number]
+        if sequence.request_id:
+            del self.by_request[sequence.request_id]
+        if sequence.group:
+            members = self.by_group[sequence.group]
+            members.discard(sequence.number)
+            if not members:
+                del self.by_group[sequence.group]
+
+    def take_number(self) -> int:
+        """Returns a fresh sequence number."""
+        number = self.next_number
+        self.next_number += 1
+        return number

@@ -1,0 +1,147 @@
+"""All state of a pool, and the few steps that several operations share."""
+
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+
+from kvharbor.pool.blocks import Blocks
+from kvharbor.pool.errors import PoolExhausted, SequenceBusy, SequenceNotFound
+from kvharbor.pool.events import BlocksRemoved, Event
+from kvharbor.pool.eviction import LeastRecentlyReleased
+from kvharbor.pool.namespaces import Namespaces
+from kvharbor.pool.results import PoolConfig, SequenceView
+from kvharbor.pool.sequence import Pin, Sequence, Session
+from kvharbor.pool.stats import Counters, TenantCounters
+from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.tree import PrefixTree
+
+
+@dataclass(slots=True, eq=False)
+class Handoff:
+    """A sequence that belongs to a token, whatever becomes of the session it came from."""
+
+    sequence: Sequence
+    tenant: str
+    expires_at: float
+
+
+class State:
+    """What the operations work on. Each sequence is in one place: a session, a hand-off, or `in_flight`."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
+        self.block_tokens = config.block_tokens
+        self.namespaces = Namespaces(config.identity)
+        self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
+        self.blocks = Blocks(config.scratch_blocks, config.block_count, LeastRecentlyReleased())
+        self.sessions: dict[int, Session] = {}
+        self.handoffs: dict[str, Handoff] = {}
+        # Sequences that an unfinished operation is building up or taking down.
+        self.in_flight: set[Sequence] = set()
+        self.pins: dict[tuple[str, str], Pin] = {}
+        # Pins whose name is free again and whose blocks are still being let go.
+        self.ending_pins: set[Pin] = set()
+        self.warm_budget = int(config.block_count * config.warm_budget_ratio)
+        # Blocks that unfinished warm-ups will pin; they count against the budget from the reply on.
+        self.promised = 0
+        # Blocks that admitted operations have still to take, out of free and cached ones.
+        self.claimed = 0
+        self.revision = 0
+        self.events: list[Event] = []
+        self.counters = Counters()
+        self.tenants: dict[str, TenantCounters] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be promised: free and cached, less what is claimed. Never negative."""
+        return self.blocks.free.count + self.blocks.cached_count - self.claimed
+
+    def tenant(self, name: str) -> TenantCounters:
+        """Returns a tenant's counters, made if need be."""
+        counters = self.tenants.get(name)
+        if counters is None:
+            counters = self.tenants[name] = TenantCounters()
+        return counters
+
+    def session(self, number: int) -> Session:
+        """Returns a session. The shell opens it before and never uses it after its end."""
+        return self.sessions[number]
+
+    def sequence(self, session: int, number: int) -> Sequence:
+        """Returns a live sequence of a live session."""
+        owner = self.sessions.get(session)
+        sequence = owner.sequences.get(number) if owner is not None and not owner.ended else None
+        if sequence is None:
+            raise SequenceNotFound(sequence_id=f"{session}.{number}")
+        return sequence
+
+    def forget_if_over(self, owner: Session) -> None:
+        """Forgets a session that has ended and holds nothing any more."""
+        if owner.quiet and not owner.sequences:
+            self.sessions.pop(owner.session, None)
+
+    def refuse_if_copying(self, sequence: Sequence) -> None:
+        """Refuses to touch a sequence while the bytes of its blocks are being copied."""
+        if sequence.copy_count:
+            raise SequenceBusy(sequence_id=sequence.name())
+
+    def view(self, sequence: Sequence) -> SequenceView:
+        """Returns a sequence's present state."""
+        return sequence.view(self.blocks.generation, self.block_tokens)
+
+    def refuse(self, needed: int, available: int) -> PoolExhausted:
+        """Returns the error that says what is needed and what holds the rest."""
+        self.counters.refused_count += 1
+        blocks = self.blocks
+        return PoolExhausted(
+            needed_block_count=needed,
+            available_block_count=available,
+            free_block_count=blocks.free.count,
+            cached_block_count=blocks.cached_count,
+            reserved_block_count=blocks.reserved_count,
+            active_block_count=blocks.active_count,
+            warm_block_count=blocks.warm_count,
+            quarantined_block_count=blocks.quarantined_count,
+            usable_block_count=blocks.total_count,
+        )
+
+    def unheld_count(self, run: Run[int]) -> int:
+        """Returns how many of these committed blocks are evictable: holding them takes that much room."""
+        refs, pins = self.blocks.refs, self.blocks.pins
+        return sum(1 for block in run if not refs[block] and not pins[block])
+
+    def fill(self, table: list[int], block_count: int) -> Steps[None]:
+        """Appends claimed blocks to a table, evicting only the shortfall ([P5]); cannot fail."""
+        while block_count:
+            part = min(SLICE_BLOCKS, block_count)
+            shortfall = part - self.blocks.free.count
+            if shortfall > 0:
+                self.evict(shortfall)
+            table += self.blocks.reserve(part, table[-1] if table else None)
+            self.claimed -= part
+            block_count -= part
+            self.revision += 1
+            if block_count:
+                yield
+
+    def evict(self, block_count: int) -> None:
+        """Gives up the next cached blocks in the policy's order."""
+        pop = self.blocks.evictable.pop
+        self.forget([pop() for _ in range(block_count)])
+
+    def forget(self, victims: Run[int]) -> None:
+        """COMMITTED -> FREE for blocks that have left the eviction policy, children before parents."""
+        removed: dict[str, list[bytes]] = {}
+        tree = self.tree
+        for block in victims:
+            digest = tree.digest_of(block)
+            namespace = tree.remove(block)
+            digests = removed.get(namespace.tenant)
+            if digests is None:
+                digests = removed[namespace.tenant] = []
+            digests.append(digest)
+        self.blocks.release_private(victims)
+        self.counters.evicted_block_count += len(victims)
+        self.revision += 1
+        for tenant, digests in removed.items():
+            self.tenant(tenant).committed_block_count -= len(digests)
+            self.events.append(BlocksRemoved(self.revision, tenant, tuple(digests)))

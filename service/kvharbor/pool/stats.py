@@ -1,0 +1,61 @@
+"""What the pool tells about itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the pool was made; the field names are those of the API."""
+
+    allocate_count: int = 0
+    hit_count: int = 0
+    prompt_token_count: int = 0
+    reused_token_count: int = 0
+    committed_block_count: int = 0
+    shadow_block_count: int = 0
+    evicted_block_count: int = 0
+    refused_count: int = 0
+    copied_block_count: int = 0
+
+
+@dataclass(slots=True)
+class TenantCounters:
+    """One tenant's part."""
+
+    committed_block_count: int = 0
+    sequence_count: int = 0
+    prompt_token_count: int = 0
+    reused_token_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """One tenant's part at one moment."""
+
+    tenant: str
+    committed_block_count: int
+    sequence_count: int
+    prompt_token_count: int
+    reused_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """One moment: free + reserved + active + cached + warm + quarantined = total ([G5])."""
+
+    revision: int
+    total_block_count: int
+    scratch_block_count: int
+    free_block_count: int
+    reserved_block_count: int
+    active_block_count: int
+    cached_block_count: int
+    warm_block_count: int
+    quarantined_block_count: int
+    shared_block_count: int
+    sequence_count: int
+    pin_count: int
+    warm_budget_used_block_count: int
+    warm_budget_block_count: int
+    counters: Counters
+    tenants: tuple[TenantStats, ...]

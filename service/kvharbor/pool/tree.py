@@ -1,0 +1,152 @@
+"""The prefix tree: which committed block holds which tokens behind which prefix.
+
+Keyed by (parent node, the block's content): exact, so two contents can never be taken for each other, whatever
+their digests ([G1]). A node is a block id or a namespace's root; a block leaves only after its children, so an
+id names one node as long as anything hangs below it. Columns are indexed by block and hold no object that the
+garbage collector must visit one by one.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+
+from kvharbor.pool.digest import ExtraKey, block_digest, encode_extra_key
+from kvharbor.pool.namespaces import FIRST_ROOT, NO_BLOCK, Namespace, Namespaces
+
+# A key is the parent node as eight bytes, then the content.
+PARENT_BYTES = 8
+
+
+class PrefixTree:
+    """Committed blocks by parent and content. Every operation is O(blocks touched)."""
+
+    def __init__(self, id_count: int, block_tokens: int, namespaces: Namespaces) -> None:
+        self.block_count = 0
+        self._block_bytes = 4 * block_tokens
+        self._namespaces = namespaces
+        self._block_by_key: dict[bytes, int] = {}
+        self.parent = array("q", [NO_BLOCK]) * id_count
+        self._first_child = array("i", [NO_BLOCK]) * id_count
+        self._next_sibling = array("i", [NO_BLOCK]) * id_count
+        self._previous_sibling = array("i", [NO_BLOCK]) * id_count
+        self._key: list[bytes | None] = [None] * id_count
+        self._digest: list[bytes | None] = [None] * id_count
+        self._namespace: list[Namespace | None] = [None] * id_count
+
+    def content(self, token_ids: bytes | bytearray, offset_bytes: int, extra: bytes | None) -> bytes:
+        """Returns the content of the block whose tokens begin at `offset_bytes`."""
+        tokens = bytes(token_ids[offset_bytes : offset_bytes + self._block_bytes])
+        return tokens + extra if extra else tokens
+
+    def match(
+        self, node: int, token_ids: bytes, extras: Mapping[int, bytes], first_block: int, end_block: int
+    ) -> list[int]:
+        """Returns the longest run of blocks below `node` that hold blocks [first_block, end_block) of a prompt."""
+        size = self._block_bytes
+        find = self._block_by_key.get
+        matched: list[int] = []
+        if extras:
+            for index in range(first_block, end_block):
+                content = self.content(token_ids, index * size, extras.get(index))
+                block = find(node.to_bytes(PARENT_BYTES, "little") + content)
+                if block is None:
+                    break
+                matched.append(block)
+                node = block
+            return matched
+        for offset in range(first_block * size, end_block * size, size):
+            block = find(node.to_bytes(PARENT_BYTES, "little") + token_ids[offset : offset + size])
+            if block is None:
+                break
+            matched.append(block)
+            node = block
+        return matched
+
+    def insert(self, block: int, parent: int, content: bytes, namespace: Namespace) -> int:
+        """Publishes a block, unless its content is there already; returns the block that holds the content."""
+        key = parent.to_bytes(PARENT_BYTES, "little") + content
+        holder = self._block_by_key.setdefault(key, block)
+        if holder != block:
+            return holder
+        self._key[block] = key
+        self.parent[block] = parent
+        self._namespace[block] = namespace
+        namespace.block_count += 1
+        if parent >= FIRST_ROOT:
+            self._digest[block] = block_digest(namespace.digest, content)
+            sibling, namespace.first_child = namespace.first_child, block
+        else:
+            self._digest[block] = block_digest(self._digest[parent], content)  # type: ignore[arg-type]
+            sibling, self._first_child[parent] = self._first_child[parent], block
+        if sibling != NO_BLOCK:
+            self._next_sibling[block] = sibling
+            self._previous_sibling[sibling] = block
+        self.block_count += 1
+        return block
+
+    def remove(self, block: int) -> Namespace:
+        """Takes a block without children out and returns its namespace."""
+        del self._block_by_key[self._key[block]]  # type: ignore[arg-type]
+        namespace = self._namespace[block]
+        assert namespace is not None
+        following, preceding = self._next_sibling[block], self._previous_sibling[block]
+        if following != NO_BLOCK:
+            self._previous_sibling[following] = preceding
+            self._next_sibling[block] = NO_BLOCK
+        if preceding != NO_BLOCK:
+            self._next_sibling[preceding] = following
+            self._previous_sibling[block] = NO_BLOCK
+        elif (parent := self.parent[block]) >= FIRST_ROOT:
+            namespace.first_child = following
+        else:
+            self._first_child[parent] = following
+        self._key[block] = self._digest[block] = self._namespace[block] = None
+        self.parent[block] = NO_BLOCK
+        namespace.block_count -= 1
+        self.block_count -= 1
+        self._namespaces.forget_if_empty(namespace)
+        return namespace
+
+    def digest_of(self, node: int) -> bytes:
+        """Returns the digest of a block in the tree, or of a namespace by its root."""
+        if node >= FIRST_ROOT:
+            return self._namespaces.of_root(node).digest
+        digest = self._digest[node]
+        assert digest is not None
+        return digest
+
+    def namespace_of(self, block: int) -> Namespace:
+        """Returns the namespace of a block in the tree."""
+        namespace = self._namespace[block]
+        assert namespace is not None
+        return namespace
+
+    def content_of(self, block: int) -> bytes:
+        """Returns the content that a block in the tree was committed for."""
+        key = self._key[block]
+        assert key is not None
+        return key[PARENT_BYTES:]
+
+    def children(self, node: int) -> Iterator[int]:
+        """Yields the blocks right below a block or a namespace's root, the latest first."""
+        is_root = node >= FIRST_ROOT
+        child = self._namespaces.of_root(node).first_child if is_root else self._first_child[node]
+        while child != NO_BLOCK:
+            yield child
+            child = self._next_sibling[child]
+
+    def descend(self, node: int) -> Iterator[int]:
+        """Yields every block below a node, parents before children. O(1) a block; nothing may change meanwhile."""
+        pending = list(self.children(node))
+        while pending:
+            block = pending.pop()
+            yield block
+            pending.extend(self.children(block))
+
+
+def extras_by_block(keys: Iterable[ExtraKey], block_tokens: int) -> dict[int, bytes]:
+    """Encodes extra keys, in order of offset, as each block's part of its content."""
+    extras: dict[int, bytes] = {}
+    for key in keys:
+        block, offset = divmod(key.token_offset, block_tokens)
+        extras[block] = extras.get(block, b"") + encode_extra_key(offset, key.value)
+    return extras

@@ -1,0 +1,90 @@
+"""The caller's arguments, checked before anything changes."""
+
+from typing import Final
+
+from kvharbor.pool.digest import ExtraKey
+from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.results import Prompt
+
+MAX_NAME_BYTES: Final = 128
+MAX_KEY_BYTES: Final = 256
+# Far above any pool, far below what the arithmetic on it could overflow in another language.
+MAX_TOKENS: Final = 1 << 48
+
+
+def token_count(token_ids: bytes, field: str) -> int:
+    """Returns how many tokens there are; refuses bytes that are not whole uint32 values."""
+    count, rest = divmod(len(token_ids), 4)
+    if rest:
+        raise InvalidField(
+            field=field,
+            value=f"{len(token_ids)} bytes long",
+            limit="a multiple of 4 bytes",
+            remedy="encode each token as a little-endian uint32",
+        )
+    return count
+
+
+def prompt(asked: Prompt) -> int:
+    """Returns the number of tokens of a valid prompt."""
+    count = token_count(asked.token_ids, "token_ids")
+    if not count:
+        raise InvalidField(
+            field="token_ids", value="empty", limit="at least one token", remedy="a prompt needs tokens"
+        )
+    text("version", asked.version, MAX_KEY_BYTES)
+    text("adapter", asked.adapter, MAX_KEY_BYTES)
+    if len(asked.salt) > MAX_KEY_BYTES:
+        _too_long("salt", len(asked.salt), MAX_KEY_BYTES)
+    if asked.extra_keys:
+        extra_keys(asked.extra_keys, 0, count)
+    return count
+
+
+def extra_keys(keys: tuple[ExtraKey, ...], first_token: int, end_token: int) -> None:
+    """Checks that keys lie in [first_token, end_token), in order, each with a value."""
+    previous = first_token
+    for key in keys:
+        if not previous <= key.token_offset < end_token:
+            raise InvalidField(
+                field="extra_keys.token_offset",
+                value=key.token_offset,
+                limit=f"in order within [{previous}, {end_token})",
+                remedy="sort the keys and count from the start of the sequence",
+            )
+        if not 1 <= len(key.value) <= MAX_KEY_BYTES:
+            raise InvalidField(
+                field="extra_keys.value",
+                value=f"{len(key.value)} bytes long",
+                limit=f"1 to {MAX_KEY_BYTES} bytes",
+                remedy="use a content hash",
+            )
+        previous = key.token_offset
+
+
+def text(field: str, value: str, limit: int = MAX_NAME_BYTES) -> None:
+    """Checks the length of a name."""
+    length = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if length > limit:
+        _too_long(field, length, limit)
+
+
+def tokens(field: str, value: int, *, least: int = 0, most: int = MAX_TOKENS) -> int:
+    """Checks a number of tokens."""
+    if not least <= value <= most:
+        raise InvalidField(
+            field=field,
+            value=value,
+            limit=f"{least} to {most}",
+            remedy="give a number of tokens in that range",
+        )
+    return value
+
+
+def _too_long(field: str, length: int, limit: int) -> None:
+    raise InvalidField(
+        field=field,
+        value=f"{length} bytes long",
+        limit=f"at most {limit} bytes",
+        remedy="shorten it, or hash it",
+    )

@@ -1,0 +1,174 @@
+"""Warm pins: prefixes that a tenant keeps from eviction, by name.
+
+A pin is for (tenant, name), not for a session, and counts each distinct block once against the budget; blocks
+still to be computed count from the reply on and are pinned at their commit.
+"""
+
+from kvharbor.pool import validate
+from kvharbor.pool.allocation import claim_run, hold_match, refuse_too_large
+from kvharbor.pool.errors import InvalidField, PinNotFound, WarmBudgetExceeded
+from kvharbor.pool.release import end_pin, take_down
+from kvharbor.pool.results import Prompt, Warmed
+from kvharbor.pool.sequence import Fingerprint, Pin, Sequence
+from kvharbor.pool.state import State
+from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.tree import extras_by_block
+
+
+def warmup(
+    state: State,
+    tenant: str,
+    session: int | None,
+    prompt: Prompt,
+    name: str,
+    *,
+    expires_at: float | None,
+    present_only: bool,
+) -> Steps[Warmed]:
+    """Pins what is there of the prompt's whole blocks; gives a session a sequence to fill the rest."""
+    token_count = validate.prompt(prompt)
+    validate.text("name", name)
+    block_tokens = state.block_tokens
+    block_count = token_count // block_tokens
+    if not name:
+        raise InvalidField(field="name", value="empty", limit="1 to 128 bytes", remedy="name the pin")
+    if not block_count:
+        raise InvalidField(
+            field="token_ids",
+            value=f"{token_count} tokens",
+            limit=f"at least one block of {block_tokens} tokens",
+            remedy="whole blocks are pinned",
+        )
+    refuse_too_large(state, block_count)
+    fingerprint: Fingerprint = {
+        "token_ids": (len(prompt.token_ids), hash(prompt.token_ids)),
+        "extra_keys": prompt.extra_keys,
+        "namespace": (prompt.version, prompt.adapter, prompt.salt),
+    }
+    old = state.pins.get((tenant, name))
+    if old is not None and old.sequence is not None and old.fingerprint == fingerprint:
+        old.expires_at = expires_at
+        mine = old.sequence if old.sequence.session == session else None
+        return Warmed(
+            len(old.blocks) * block_tokens,
+            (block_count - len(old.blocks)) * block_tokens,
+            None if mine is None else state.view(mine),
+        )
+
+    tokens = prompt.token_ids[: 4 * block_tokens * block_count]
+    namespace = state.namespaces.use(tenant, prompt.version, prompt.adapter, prompt.salt)
+    sequence = Sequence(
+        session=session or 0,
+        number=0,
+        namespace=namespace,
+        chain_node=namespace.root,
+        request_id="",
+        group="",
+        fingerprint={},
+        table=[],
+        tail=bytearray(),
+        token_count=block_count * block_tokens,
+        cached_tokens=0,
+        computed_tokens=0,
+        committed_blocks=0,
+        extras=extras_by_block(prompt.extra_keys, block_tokens),
+    )
+    state.in_flight.add(sequence)
+    try:
+        run = yield from hold_match(state, sequence, tokens, block_count)
+        present = len(sequence.table) + len(run)
+        computes = session is not None and not present_only
+        promised = block_count - present if computes else 0
+        # Looked up again: between two slices the pin may have ended or been moved.
+        old = state.pins.get((tenant, name))
+        _check_budget(state, old, sequence.table + run, promised)
+        claim_run(state, sequence, run, promised)
+    except BaseException:
+        take_down(state, sequence)
+        raise
+
+    pin = Pin(tenant, name, namespace, fingerprint, present + promised, list(sequence.table), promised, expires_at)
+    state.blocks.pin(pin.blocks)
+    state.promised += promised
+    if old is not None:
+        _detach_pin(state, old)
+    if pin.blocks or promised:
+        namespace.user_count += 1
+        state.pins[tenant, name] = pin
+    pinned_tokens = present * block_tokens
+    missing_tokens = (block_count - present) * block_tokens
+    view = None
+    if promised:
+        sequence.pin, pin.sequence = pin, sequence
+        sequence.tail = bytearray(tokens[4 * pinned_tokens :])
+        sequence.cached_tokens = sequence.computed_tokens = pinned_tokens
+        yield from state.fill(sequence.table, promised)
+        owner = state.sessions[sequence.session]
+        sequence.number = owner.take_number()
+        owner.add(sequence)
+        state.in_flight.discard(sequence)
+        state.tenant(tenant).sequence_count += 1
+        view = state.view(sequence)
+    else:
+        take_down(state, sequence)
+    if old is not None:
+        yield from _unpin(state, old)
+        state.namespaces.disuse(old.namespace)
+    return Warmed(pinned_tokens, missing_tokens, view)
+
+
+def unwarm(state: State, tenant: str, name: str) -> Steps[None]:
+    """Ends a pin; a sequence that was filling it goes on as any other."""
+    pin = state.pins.get((tenant, name))
+    if pin is None:
+        raise PinNotFound(name=name)
+    _detach_pin(state, pin)
+    yield from _unpin(state, pin)
+    end_pin(state, pin, expired=False)
+
+
+def expire(state: State, now: float) -> Steps[None]:
+    """Ends the pins whose time is over."""
+    due = [pin for pin in state.pins.values() if pin.expires_at is not None and pin.expires_at <= now]
+    for pin in due:
+        if state.pins.get((pin.tenant, pin.name)) is not pin:
+            continue  # moved or ended while an earlier one was let go
+        _detach_pin(state, pin)
+        yield from _unpin(state, pin)
+        end_pin(state, pin, expired=True)
+
+
+def _check_budget(state: State, old: Pin | None, present: list[int], promised: int) -> None:
+    pins = state.blocks.pins
+    taken = state.blocks.pinned_count + state.promised
+    needed = promised + sum(1 for block in present if not pins[block])
+    if old is not None:
+        # Moving a pin frees what only the old place had.
+        kept = set(present)
+        taken -= old.promised + sum(1 for block in old.blocks if pins[block] == 1 and block not in kept)
+    if taken + needed > state.warm_budget:
+        raise WarmBudgetExceeded(
+            needed_block_count=needed, warm_block_count=taken, budget_block_count=state.warm_budget
+        )
+
+
+def _detach_pin(state: State, pin: Pin) -> None:
+    """Frees the pin's name and cuts it from its sequence; its blocks are still pinned."""
+    state.pins.pop((pin.tenant, pin.name), None)
+    state.ending_pins.add(pin)
+    state.promised -= pin.promised
+    pin.promised = 0
+    if pin.sequence is not None:
+        pin.sequence.pin = None
+        pin.sequence = None
+
+
+def _unpin(state: State, pin: Pin) -> Steps[None]:
+    while pin.blocks:
+        part = pin.blocks[-SLICE_BLOCKS:]
+        del pin.blocks[-SLICE_BLOCKS:]
+        state.blocks.unpin(reversed(part))
+        state.revision += 1
+        if pin.blocks:
+            yield
+    state.ending_pins.discard(pin)

@@ -1,7 +1,8 @@
 """What can go wrong with arena memory, sorted by what the caller should do.
 
     GpumemError
-      caller's mistake   LayoutInvalid, ArenaTooSmall, PlaneUnknown, OutOfBounds, CopyConflict, ViewUnavailable
+      caller's mistake   LayoutInvalid, ArenaTooSmall, PlaneUnknown, OutOfBounds, CopyConflict,
+                         ViewUnavailable
       state says no      LayoutMismatch, ArenaUnfit, MappingInUse
       full               InsufficientMemory
       gone               ArenaClosed, ReservationCancelled
@@ -68,11 +69,12 @@ class OutOfBounds(GpumemError):
 
     reason = "OUT_OF_BOUNDS"
 
-    def __init__(self, kind: str, value: int, *, limit: int) -> None:
+    def __init__(self, kind: str, value: int, *, limit: int, least: int = 0) -> None:
         self.kind = kind
         self.value = value
         self.limit = limit
-        super().__init__(f"{kind} {value} is outside [0, {limit})")
+        self.least = least
+        super().__init__(f"{kind} {value} is outside [{least}, {limit})")
 
 
 class CopyConflict(GpumemError):

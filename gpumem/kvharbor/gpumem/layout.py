@@ -2,52 +2,23 @@
 
 A block holds `block_tokens` tokens of every layer. Its memory is a set of *planes* (K, V, scales, a latent),
 and the *page* of (plane, layer, block) is the smallest thing that kvharbor addresses. Everything follows
-from the layout and the block count, and every number is bounded, so that values from the wire cannot
-overflow an address.
+from the layout and the block count [M2].
 """
 
 import dataclasses
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
-from kvharbor.gpumem.errors import ArenaTooSmall, LayoutInvalid, LayoutMismatch, OutOfBounds, PlaneUnknown
+from kvharbor.gpumem.bounds import check_bounds, check_int, check_member, check_text
+from kvharbor.gpumem.errors import ArenaTooSmall, LayoutInvalid, LayoutMismatch, PlaneUnknown
+from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType, Plane, check_block_tokens, token_page_bytes
 
-TOKEN_HEAD_DIM = "token_head_dim"
-"""The one interior that views understand: `[token, head, dim]`, contiguous. Any other tag is an engine's own."""
-
-PAGE_ALIGNMENT_BYTES = 16
 MAX_BLOCK_COUNT = 2**31 - 1
 """Block tables are int32."""
 MAX_ARENA_BYTES = 2**47
 """The user half of a 48-bit address space; every stride and offset fits an int64 with room to spare."""
-
-
-class DataType(enum.Enum):
-    """The element types of a plane. Values are torch's names."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT8_E4M3 = "float8_e4m3fn"
-    FLOAT8_E5M2 = "float8_e5m2"
-    UINT8 = "uint8"
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return _ITEM_BYTES[self]
-
-
-_ITEM_BYTES = {
-    DataType.FLOAT32: 4,
-    DataType.FLOAT16: 2,
-    DataType.BFLOAT16: 2,
-    DataType.FLOAT8_E4M3: 1,
-    DataType.FLOAT8_E5M2: 1,
-    DataType.UINT8: 1,
-}
 
 
 class BlockOrder(enum.Enum):
@@ -59,32 +30,12 @@ class BlockOrder(enum.Enum):
     """`[block, layer, plane, page]`: a whole block is contiguous (one memcpy)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plane:
-    """One kind of page in every block: K, V, their scales, or an MLA latent.
+class LayoutOptions(TypedDict, total=False):
+    """The fields of a Layout that its constructors pass through."""
 
-    `page_bytes` is one block of one layer. With an interior other than TOKEN_HEAD_DIM only the page's bytes
-    matter to kvharbor, and `head_count` and `head_dim` are 0.
-    """
-
-    name: str
-    layer_count: int
-    data_type: DataType
-    page_bytes: int
-    interior: str = TOKEN_HEAD_DIM
-    head_count: int = 0
-    head_dim: int = 0
-
-    def __post_init__(self) -> None:
-        _check_text("planes.name", self.name, most=32)
-        prefix = f"planes.{self.name}"
-        _check_text(f"{prefix}.interior", self.interior, most=64)
-        _check_member(f"{prefix}.data_type", self.data_type, DataType)
-        _check_int(f"{prefix}.layer_count", self.layer_count, 1, 2**12)
-        _check_int(f"{prefix}.page_bytes", self.page_bytes, PAGE_ALIGNMENT_BYTES, 2**30, PAGE_ALIGNMENT_BYTES)
-        least, most = (1, 2**16) if self.interior == TOKEN_HEAD_DIM else (0, 0)
-        _check_int(f"{prefix}.head_count", self.head_count, least, most)
-        _check_int(f"{prefix}.head_dim", self.head_dim, least, most)
+    order: BlockOrder
+    tp_size: int
+    scratch_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +54,11 @@ class Layout:
     scratch_blocks: int = 1
 
     def __post_init__(self) -> None:
-        _check_text("model", self.model, most=256)
-        _check_int("block_tokens", self.block_tokens, 16, 512, 16)
-        _check_member("order", self.order, BlockOrder)
-        _check_int("tp_size", self.tp_size, 1, 2**10)
-        _check_int("scratch_blocks", self.scratch_blocks, 0, 64)
+        check_text("model", self.model, most=256)
+        check_block_tokens(self.block_tokens)
+        check_member("order", self.order, BlockOrder)
+        check_int("tp_size", self.tp_size, 1, 2**10)
+        check_int("scratch_blocks", self.scratch_blocks, 0, 64)
         object.__setattr__(self, "planes", tuple(self.planes))
         names = [plane.name for plane in self.planes]
         if not 1 <= len(names) <= 32:
@@ -120,7 +71,7 @@ class Layout:
     def _check_page(self, plane: Plane) -> None:
         if plane.interior != TOKEN_HEAD_DIM:
             return
-        page_bytes = _page_bytes(self.block_tokens, plane.head_count, plane.head_dim, plane.data_type)
+        page_bytes = token_page_bytes(self.block_tokens, plane.head_count, plane.head_dim, plane.data_type)
         if plane.page_bytes != page_bytes:
             raise LayoutInvalid(
                 f"planes.{plane.name}.page_bytes",
@@ -138,14 +89,13 @@ class Layout:
         head_dim: int,
         data_type: DataType,
         block_tokens: int = 64,
-        *,
-        order: BlockOrder = BlockOrder.LAYER_MAJOR,
-        tp_size: int = 1,
-        scratch_blocks: int = 1,
+        **options: Unpack[LayoutOptions],
     ) -> Self:
         """Builds the usual layout, planes "k" and "v": `[L, 2, B, P, H, D]` or `[B, L, 2, P, H, D]`."""
-        planes = [_token_plane(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")]
-        return cls(model, block_tokens, tuple(planes), order, tp_size, scratch_blocks)
+        planes = [
+            Plane.of_tokens(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")
+        ]
+        return cls(model, block_tokens, tuple(planes), **options)
 
     @classmethod
     def scaled_attention(
@@ -156,18 +106,15 @@ class Layout:
         head_dim: int,
         data_type: DataType,
         block_tokens: int = 64,
-        *,
-        order: BlockOrder = BlockOrder.LAYER_MAJOR,
-        tp_size: int = 1,
-        scratch_blocks: int = 1,
+        **options: Unpack[LayoutOptions],
     ) -> Self:
-        """Builds "k" and "v" with "k_scale" and "v_scale": one float32 a token and head, `[token, head, 1]`."""
-        planes = [_token_plane(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")]
-        planes += [
-            _token_plane(name, layers, kv_heads, 1, DataType.FLOAT32, block_tokens)
-            for name in ("k_scale", "v_scale")
+        """Builds "k", "v" (fp8) and "k_scale", "v_scale": a float32 a token and head, `[token, head, 1]`."""
+        planes = [
+            Plane.of_tokens(name, layers, kv_heads, dim, kind, block_tokens)
+            for suffix, dim, kind in (("", head_dim, data_type), ("_scale", 1, DataType.FLOAT32))
+            for name in ("k" + suffix, "v" + suffix)
         ]
-        return cls(model, block_tokens, tuple(planes), order, tp_size, scratch_blocks)
+        return cls(model, block_tokens, tuple(planes), **options)
 
     @classmethod
     def latent(
@@ -177,14 +124,11 @@ class Layout:
         latent_dim: int,
         data_type: DataType,
         block_tokens: int = 64,
-        *,
-        order: BlockOrder = BlockOrder.LAYER_MAJOR,
-        tp_size: int = 1,
-        scratch_blocks: int = 1,
+        **options: Unpack[LayoutOptions],
     ) -> Self:
         """Builds the single plane "latent" of multi-head latent attention (MLA): `[token, 1, latent_dim]`."""
-        plane = _token_plane("latent", layers, 1, latent_dim, data_type, block_tokens)
-        return cls(model, block_tokens, (plane,), order, tp_size, scratch_blocks)
+        plane = Plane.of_tokens("latent", layers, 1, latent_dim, data_type, block_tokens)
+        return cls(model, block_tokens, (plane,), **options)
 
     @property
     def block_bytes(self) -> int:
@@ -212,8 +156,8 @@ class Layout:
             raise LayoutMismatch(differences)
 
     def descriptor(self, block_count: int) -> "Descriptor":
-        """Lays `block_count` blocks, scratch included, out from offset 0."""
-        _check_int("block_count", block_count, self.scratch_blocks + 1, MAX_BLOCK_COUNT)
+        """Lays out `block_count` blocks, scratch included, from offset 0, without gap or overlap [M1]."""
+        check_int("block_count", block_count, self.scratch_blocks + 1, MAX_BLOCK_COUNT)
         # Each stride above the innermost one counts whole runs of blocks in layer-major, single pages in
         # block-major; otherwise the two orders are the same nest of groups, layers and planes.
         layer_major = self.order is BlockOrder.LAYER_MAJOR
@@ -242,7 +186,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpan:
-    """Where one plane lies: page(layer, block) starts at offset + layer * layer_stride + block * block_stride."""
+    """Where a plane lies: page (layer, block) is at offset + layer * layer_stride + block * block_stride."""
 
     plane: Plane
     offset_bytes: int
@@ -252,7 +196,7 @@ class PlaneSpan:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The addresses of every page of an arena. Made by `Layout.descriptor`, equal on both sides of the wire."""
+    """The place of every page of an arena, from `Layout.descriptor`: the same on both sides of the wire."""
 
     layout: Layout
     block_count: int
@@ -260,7 +204,7 @@ class Descriptor:
     spans: tuple[PlaneSpan, ...]
 
     def __post_init__(self) -> None:
-        _check_int("size_bytes", self.size_bytes, self.layout.block_bytes, MAX_ARENA_BYTES)
+        check_int("size_bytes", self.size_bytes, self.layout.block_bytes, MAX_ARENA_BYTES)
 
     def span(self, name: str) -> PlaneSpan:
         """Returns the span of the plane `name`, or raises PlaneUnknown."""
@@ -291,53 +235,12 @@ def block_count_for(size_bytes: int, layout: Layout) -> int:
     return block_count
 
 
-def check_bounds(kind: str, value: int, limit: int) -> None:
-    """Raises OutOfBounds unless 0 <= value < limit. Negative indices never count from the end here."""
-    if not 0 <= value < limit:
-        raise OutOfBounds(kind, value, limit=limit)
-
-
 def _groups(planes: Iterable[Plane]) -> dict[int, list[Plane]]:
     """Planes by layer count, in order of first appearance: those of one group interleave per layer."""
     groups: dict[int, list[Plane]] = {}
     for plane in planes:
         groups.setdefault(plane.layer_count, []).append(plane)
     return groups
-
-
-def _page_bytes(block_tokens: int, head_count: int, head_dim: int, data_type: DataType) -> int:
-    return block_tokens * head_count * head_dim * data_type.itemsize
-
-
-def _token_plane(
-    name: str, layer_count: int, head_count: int, head_dim: int, data_type: DataType, block_tokens: int
-) -> Plane:
-    # Checked before they are multiplied, so that the error names the caller's own argument.
-    _check_int("block_tokens", block_tokens, 16, 512, 16)
-    _check_int(f"planes.{name}.head_count", head_count, 1, 2**16)
-    _check_int(f"planes.{name}.head_dim", head_dim, 1, 2**16)
-    _check_member(f"planes.{name}.data_type", data_type, DataType)
-    page_bytes = _page_bytes(block_tokens, head_count, head_dim, data_type)
-    return Plane(name, layer_count, data_type, page_bytes, TOKEN_HEAD_DIM, head_count, head_dim)
-
-
-def _check_int(field: str, value: int, least: int, most: int, multiple_of: int = 1) -> None:
-    # Plain ints only: a numpy integer would overflow silently when offsets are computed from it.
-    if type(value) is int and least <= value <= most and value % multiple_of == 0:
-        return
-    limit = f"an int from {least} to {most}" + (f", a multiple of {multiple_of}" if multiple_of > 1 else "")
-    raise LayoutInvalid(field, value, limit, "correct it in the layout that is opened")
-
-
-def _check_text(field: str, value: str, most: int) -> None:
-    if not (isinstance(value, str) and 1 <= len(value) <= most and value.isprintable()):
-        raise LayoutInvalid(field, value, f"1 to {most} printable characters", "shorten or rename it")
-
-
-def _check_member(field: str, value: enum.Enum, kind: type[enum.Enum]) -> None:
-    if not isinstance(value, kind):
-        members = ", ".join(member.name for member in kind)
-        raise LayoutInvalid(field, value, f"a {kind.__name__}", f"use one of {members}")
 
 
 def _note_difference(

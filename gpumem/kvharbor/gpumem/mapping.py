@@ -2,7 +2,7 @@
 
 The range is reserved first, by an anonymous mmap without a file descriptor, and the arena is then placed
 over it with MAP_FIXED. Placing another arena over the same range is the same call, so views made from a
-mapping can outlive the memory under them; and no descriptor keeps the old memory alive.
+mapping can outlive the memory under them; and no descriptor keeps the old memory alive [M9].
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _REQUIRED_SEALS = fcntl.F_SEAL_SHRINK
 class Mapping:
     """`size_bytes` of an arena, mapped shared. Made by `attach`; owned by its maker until `close`.
 
-    A forked child does not inherit the memory (MADV_DONTFORK): it could go on writing after its parent is
+    A forked child does not inherit the memory (MADV_DONTFORK) [M7]: it could go on writing after its parent is
     known to be dead. Touching the mapping there is a SIGSEGV.
     """
 
@@ -41,13 +41,13 @@ class Mapping:
 
         Raises ArenaUnfit when the descriptor is no memfd, can shrink under the mapping, is shorter than
         `size_bytes`, or allows reading only where `writable` is asked for: each of these would otherwise
-        be a SIGBUS or SIGSEGV later.
+        be a SIGBUS or SIGSEGV later [M6].
         """
         _require_fit(fd, size_bytes)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         # The placeholder is always writable, so that torch takes its buffer without a warning; what may be
         # stored is decided by `protection`, and `buffer` is read-only where the memory is.
-        region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+        region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
             _place(fd, region, size_bytes, protection)
         except BaseException:
@@ -75,7 +75,7 @@ class Mapping:
         return self._region
 
     def close(self) -> None:
-        """Unmaps the memory; repeated calls do nothing. Raises MappingInUse while any view is alive."""
+        """Unmaps the memory; repeated calls do nothing. Raises MappingInUse while any view is alive [M8]."""
         if self._region is None:
             return
         try:

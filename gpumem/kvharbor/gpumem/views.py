@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kvharbor.gpumem.bounds import check_bounds
 from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, OutOfBounds, ViewUnavailable
-from kvharbor.gpumem.layout import TOKEN_HEAD_DIM, DataType, Descriptor, PlaneSpan, check_bounds
+from kvharbor.gpumem.layout import Descriptor, PlaneSpan
 from kvharbor.gpumem.mapping import Mapping
+from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType, Plane
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +115,9 @@ class BlockViews:
 
     def _run_shape(self, span: PlaneSpan, first_block: int, block_count: int) -> tuple[int, int, int]:
         check_bounds("first_block", first_block, self.descriptor.block_count)
-        if not 1 <= block_count <= self.descriptor.block_count - first_block:
-            raise OutOfBounds("block_count", block_count, limit=self.descriptor.block_count - first_block + 1)
+        beyond = self.descriptor.block_count - first_block + 1
+        if not 1 <= block_count < beyond:
+            raise OutOfBounds("block_count", block_count, least=1, limit=beyond)
         if block_count > 1 and span.block_stride_bytes != span.plane.page_bytes:
             raise ViewUnavailable(
                 "run",
@@ -141,3 +144,42 @@ class BlockViews:
             [stride // item_bytes for stride in _strides(span, shape, item_bytes)],
             _offset_bytes(span, layer, block) // item_bytes,
         )
+
+    def _tensor_base(self, plane: Plane) -> "Tensor":
+        self._flat()
+        base = self._tensors.get(plane.data_type)
+        if base is None:
+            try:
+                import torch
+            except ModuleNotFoundError as missing:
+                raise ViewUnavailable(
+                    "torch", plane.name, "torch is not installed; install it or use numpy"
+                ) from missing
+            # torch keeps the object but not its buffer: only a memoryview in between stops the mapping from
+            # being closed under a tensor [M8].
+            guard = memoryview(self._mapping.region)
+            flat = torch.frombuffer(guard, dtype=torch.uint8, count=self.descriptor.size_bytes)
+            base = flat.view(getattr(torch, plane.data_type.value))
+            self._tensors[plane.data_type] = base
+        return base
+
+
+def block_runs(table: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[Run]:
+    """Cuts a block table into its runs of neighbouring ids, in table order. An empty table has none."""
+    blocks = np.asarray(table, dtype=np.int64)
+    if blocks.size == 0:
+        return []
+    starts = np.flatnonzero(np.diff(blocks, prepend=blocks[0] - 2) != 1)
+    lengths = np.diff(starts, append=blocks.size)
+    return [Run(first, count) for first, count in zip(blocks[starts].tolist(), lengths.tolist(), strict=True)]
+
+
+def _offset_bytes(span: PlaneSpan, layer: int, block: int) -> int:
+    return span.offset_bytes + layer * span.layer_stride_bytes + block * span.block_stride_bytes
+
+
+def _strides(span: PlaneSpan, shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """Byte strides of a view whose inner three axes are contiguous and whose fourth, if any, is the block."""
+    heads, dims = shape[-2:]
+    inner = (heads * dims * item_bytes, dims * item_bytes, item_bytes)
+    return inner if len(shape) == 3 else (span.block_stride_bytes, *inner)

@@ -12,7 +12,7 @@ from kvharbor.pool.release import take_down
 from kvharbor.pool.results import Extension, Presence, Prompt, SequenceView
 from kvharbor.pool.sequence import Fingerprint, Sequence
 from kvharbor.pool.state import State
-from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
 
 
@@ -117,7 +117,7 @@ def hold_match(state: State, sequence: Sequence, token_ids: bytes, reusable_bloc
     """
     while True:
         first = len(sequence.table)
-        end = min(reusable_blocks, first + SLICE_BLOCKS)
+        end = min(reusable_blocks, first + state.slice_blocks)
         run = state.tree.match(sequence.chain_node, token_ids, sequence.extras, first, end)
         if len(run) < end - first or end == reusable_blocks:
             return run
@@ -184,7 +184,7 @@ def _present_blocks(state: State, namespace: Namespace, prompt: Prompt, block_co
     generation = state.blocks.generation
     node, present = namespace.root, 0
     while True:
-        end = min(block_count, present + SLICE_BLOCKS)
+        end = min(block_count, present + state.slice_blocks)
         run = state.tree.match(node, prompt.token_ids, extras, present, end)
         if run:
             node = run[-1]

@@ -270,6 +270,7 @@ def _check_config(config: PoolConfig) -> None:
         ("block_tokens", config.block_tokens, 1, 1 << 16),
         ("scratch_blocks", config.scratch_blocks, 0, 1 << 16),
         ("min_reuse_tokens", config.min_reuse_tokens, 0, validate.MAX_TOKENS),
+        ("slice_blocks", config.slice_blocks, 1, 1 << 16),
         ("warm_budget_ratio", config.warm_budget_ratio, 0, 1),
     ):
         if not least <= value <= most:

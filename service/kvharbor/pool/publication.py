@@ -11,7 +11,7 @@ from kvharbor.pool.events import BlocksStored
 from kvharbor.pool.results import Commit, Committed, Shadow
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
-from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
 
 
@@ -34,7 +34,7 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
     shadows: list[Shadow] = []
     full_blocks = asked.computed_tokens // state.block_tokens
     while sequence.committed_blocks < full_blocks:
-        wanted = min(full_blocks, sequence.committed_blocks + SLICE_BLOCKS)
+        wanted = min(full_blocks, sequence.committed_blocks + state.slice_blocks)
         _publish(state, sequence, wanted, shadows)
         if sequence.committed_blocks < wanted:
             break

@@ -11,7 +11,7 @@ from kvharbor.pool.errors import SequenceNotFound
 from kvharbor.pool.events import PinEnded
 from kvharbor.pool.sequence import Pin, Sequence, Session
 from kvharbor.pool.state import State
-from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.steps import Steps
 
 
 def release(state: State, session: int, number: int) -> Steps[int]:
@@ -59,8 +59,8 @@ def finish_release(state: State, sequence: Sequence) -> Steps[None]:
     """Gives back the blocks of a sequence that is in `in_flight`; cannot fail."""
     end_promise(state, sequence)
     state.tenant(sequence.namespace.tenant).sequence_count -= 1
-    while len(sequence.table) > SLICE_BLOCKS:
-        give_back(state, sequence, len(sequence.table) - SLICE_BLOCKS)
+    while len(sequence.table) > state.slice_blocks:
+        give_back(state, sequence, len(sequence.table) - state.slice_blocks)
         yield
     take_down(state, sequence)
 

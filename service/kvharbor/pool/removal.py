@@ -3,7 +3,7 @@
 from kvharbor.pool.blocks import COMMITTED
 from kvharbor.pool.errors import BlockHeld, BlockNotFound
 from kvharbor.pool.state import State
-from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.steps import Steps
 
 
 def evict_block(state: State, block_id: int, generation: int, tenant: str | None) -> Steps[int]:
@@ -23,8 +23,8 @@ def evict_block(state: State, block_id: int, generation: int, tenant: str | None
     doomed = [(block, blocks.generation[block]) for block in subtree]
     evicted = 0
     while doomed:
-        part = doomed[-SLICE_BLOCKS:]
-        del doomed[-SLICE_BLOCKS:]
+        part = doomed[-state.slice_blocks:]
+        del doomed[-state.slice_blocks:]
         # Between slices one may have been evicted, or held again with all above it, or have got a child: such
         # blocks stay.
         victims: dict[int, None] = {}
@@ -47,7 +47,7 @@ def evict_block(state: State, block_id: int, generation: int, tenant: str | None
 def evict_unheld(state: State) -> Steps[int]:
     """Removes every cached block."""
     evicted = 0
-    while part := min(SLICE_BLOCKS, state.blocks.cached_count):
+    while part := min(state.slice_blocks, state.blocks.cached_count):
         state.evict(part)
         evicted += part
         if state.blocks.cached_count:

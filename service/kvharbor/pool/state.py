@@ -11,7 +11,7 @@ from kvharbor.pool.namespaces import Namespaces
 from kvharbor.pool.results import PoolConfig, SequenceView
 from kvharbor.pool.sequence import Pin, Sequence, Session
 from kvharbor.pool.stats import Counters, TenantCounters
-from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import PrefixTree
 
 
@@ -30,6 +30,7 @@ class State:
     def __init__(self, config: PoolConfig) -> None:
         self.config = config
         self.block_tokens = config.block_tokens
+        self.slice_blocks = config.slice_blocks
         self.namespaces = Namespaces(config.identity)
         self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
         self.blocks = Blocks(config.scratch_blocks, config.block_count, LeastRecentlyReleased())
@@ -112,7 +113,7 @@ class State:
     def fill(self, table: list[int], block_count: int) -> Steps[None]:
         """Appends claimed blocks to a table, evicting only the shortfall ([P5]); cannot fail."""
         while block_count:
-            part = min(SLICE_BLOCKS, block_count)
+            part = min(self.slice_blocks, block_count)
             shortfall = part - self.blocks.free.count
             if shortfall > 0:
                 self.evict(shortfall)

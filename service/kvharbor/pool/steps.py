@@ -11,10 +11,6 @@ T = TypeVar("T")
 
 Steps = Generator[None, None, T]
 
-# Blocks that one slice touches. At one to two microseconds a block a slice stays near a millisecond, far
-# below what a small request notices, and the cost of yielding is spread over many blocks.
-SLICE_BLOCKS = 512
-
 
 def finish(steps: Steps[T]) -> T:
     """Runs an operation to its end and returns its result."""

@@ -11,7 +11,7 @@ from kvharbor.pool.release import end_pin, take_down
 from kvharbor.pool.results import Prompt, Warmed
 from kvharbor.pool.sequence import Fingerprint, Pin, Sequence
 from kvharbor.pool.state import State
-from kvharbor.pool.steps import SLICE_BLOCKS, Steps
+from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
 
 
@@ -165,8 +165,8 @@ def _detach_pin(state: State, pin: Pin) -> None:
 
 def _unpin(state: State, pin: Pin) -> Steps[None]:
     while pin.blocks:
-        part = pin.blocks[-SLICE_BLOCKS:]
-        del pin.blocks[-SLICE_BLOCKS:]
+        part = pin.blocks[-state.slice_blocks:]
+        del pin.blocks[-state.slice_blocks:]
         state.blocks.unpin(reversed(part))
         state.revision += 1
         if pin.blocks:

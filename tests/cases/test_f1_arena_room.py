@@ -1,0 +1,136 @@
+"""Case F1: a pool larger than the memory there is, with a memory cgroup around the process.
+
+A memfd's fallocate does not fail beyond a cgroup's limit: the kernel kills. So these tests run only inside a
+small cgroup of their own, and show that the check refuses first.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+MIB = 2**20
+LIMIT_BYTES = 128 * MIB
+BLOCK_BYTES = 2 * MIB
+
+# Sizes are relative to what fits, which only the process inside can measure. A MiB on either side of it
+# covers what its own few allocations change meanwhile.
+CHILD = """
+import json, sys
+from kvharbor.gpumem import HostArena, InsufficientMemory, memory_room
+from kvharbor.gpumem.host import headroom_bytes
+
+room_bytes = memory_room().available_bytes
+fits_bytes = room_bytes - headroom_bytes(room_bytes) - 2**20
+size_bytes = fits_bytes + int(sys.argv[1])
+with HostArena.create(size_bytes) as arena:
+    try:
+        arena.reserve()
+    except InsufficientMemory as refusal:
+        print(json.dumps({"size_bytes": size_bytes, "reserved_bytes": arena.reserved_bytes,
+                          "refusal": refusal.metadata(), "message": str(refusal)}))
+    else:
+        with arena.map() as mapping:
+            for first in range(0, size_bytes, 4096):
+                mapping.buffer[first] = 1
+            print(json.dumps({"size_bytes": size_bytes, "reserved_bytes": arena.reserved_bytes}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A memory cgroup made for one test."""
+
+    path: Path
+    version: int
+
+    def kill_count(self) -> int:
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        lines = (self.path / name).read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill")
+
+    def run(self, *arguments: str) -> dict[str, object]:
+        """Runs CHILD in this cgroup, from its first instruction on; returns what it printed."""
+        enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+        done = subprocess.run(
+            ["sh", "-c", enter, str(self.path), sys.executable, "-c", CHILD, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        printed: dict[str, object] = json.loads(done.stdout)
+        return printed
+
+
+def _parent_group() -> tuple[Path, int]:
+    """Where a child memory cgroup can be made, or the exact reason why not as a skip."""
+    if os.geteuid() != 0:
+        pytest.skip("making a memory cgroup needs root")
+    own_v1 = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
+    v1 = Path("/sys/fs/cgroup/memory")
+    if own_v1 and (v1 / "memory.limit_in_bytes").exists():
+        path = v1 / own_v1[0].split(":", 2)[2].lstrip("/")
+        return (path if path.exists() else v1), 1
+    v2 = Path("/sys/fs/cgroup")
+    control = v2 / "cgroup.subtree_control"
+    if not control.exists():
+        pytest.skip("no memory cgroup is mounted under /sys/fs/cgroup")
+    if "memory" not in control.read_text().split():
+        pytest.skip("/sys/fs/cgroup/cgroup.subtree_control does not enable the memory controller")
+    return v2, 2
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Cgroup]:
+    parent, version = _parent_group()
+    path = parent / f"kvharbor-f1-{os.getpid()}"
+    try:
+        path.mkdir()
+    except OSError as refusal:
+        pytest.skip(f"cannot make a cgroup in {parent}: {refusal.strerror}")
+    try:
+        limit = "memory.max" if version == 2 else "memory.limit_in_bytes"
+        (path / limit).write_text(str(LIMIT_BYTES))
+        yield Cgroup(path, version)
+    finally:
+        path.rmdir()
+
+
+def test_f1_an_arena_far_over_the_limit_is_refused_with_needed_and_available(cgroup: Cgroup) -> None:
+    """F1, too large: both numbers and the limiting cgroup are named, nothing is taken, nobody is killed."""
+    report = cgroup.run(str(10 * LIMIT_BYTES))
+    refusal = report["refusal"]
+    assert isinstance(refusal, dict)
+    assert refusal["neededBytes"] == str(report["size_bytes"])
+    assert 0 < int(refusal["availableBytes"]) < LIMIT_BYTES
+    assert refusal["limitedBy"] == str(cgroup.path)
+    for value in refusal.values():
+        assert value in str(report["message"])
+    assert report["reserved_bytes"] == 0
+    assert cgroup.kill_count() == 0
+
+
+def test_f1_an_arena_one_block_over_what_fits_is_refused(cgroup: Cgroup) -> None:
+    """F1, one block more: refused before the first byte, nobody is killed."""
+    report = cgroup.run(str(BLOCK_BYTES))
+    assert "refusal" in report
+    assert report["reserved_bytes"] == 0
+    assert cgroup.kill_count() == 0
+
+
+def test_f1_an_arena_that_exactly_fits_starts_and_every_byte_can_be_touched(cgroup: Cgroup) -> None:
+    """F1, exactly fits: all pages are there from the start, so no later touch is a bus error or a kill."""
+    report = cgroup.run("0")
+    assert report["reserved_bytes"] == report["size_bytes"]
+    assert int(str(report["size_bytes"])) > LIMIT_BYTES // 4
+    assert cgroup.kill_count() == 0

@@ -1,0 +1,34 @@
+"""A fixture that fails the test which leaves a descriptor or a mapped arena behind."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def open_descriptors() -> dict[str, str]:
+    """Open descriptors of this process and what each of them is."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+    return found
+
+
+def mapped_arenas() -> list[str]:
+    """The lines of this process's memory map that are arenas."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:kvharbor" in line]
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails the test that leaves a descriptor open or an arena mapped."""
+    descriptors, arenas = open_descriptors(), mapped_arenas()
+    yield
+    if mapped_arenas() != arenas:
+        gc.collect()  # views in a reference cycle keep their mapping
+    assert {fd: what for fd, what in open_descriptors().items() if descriptors.get(fd) != what} == {}
+    assert mapped_arenas() == arenas

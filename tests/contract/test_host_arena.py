@@ -1,0 +1,113 @@
+"""What only the host arena promises: a sealed memfd, and refusals in place of a later SIGBUS."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.leaks import open_descriptors
+from kvharbor.gpumem import ArenaClosed, ArenaUnfit, HostArena, Mapping
+
+SIZE_BYTES = 1 << 16
+
+
+@pytest.fixture
+def arena(_leave_nothing_behind: None) -> Iterator[HostArena]:
+    with HostArena.create(SIZE_BYTES) as created:
+        created.reserve()
+        yield created
+
+
+@pytest.mark.parametrize("size_bytes", [0, SIZE_BYTES // 2, SIZE_BYTES * 2])
+def test_nobody_can_resize_an_arena(arena: HostArena, size_bytes: int) -> None:
+    """A client that shrank it would kill every other one by SIGBUS."""
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fd, size_bytes)
+
+
+def test_a_client_cannot_seal_an_arena_against_writing(arena: HostArena) -> None:
+    """F_SEAL_FUTURE_WRITE by one client would bar all that come later."""
+    f_seal_future_write = 0x10
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, f_seal_future_write)
+
+
+def test_a_reserved_arena_has_all_its_pages(arena: HostArena) -> None:
+    """No later touch can fail for want of memory."""
+    assert os.fstat(arena.fd).st_blocks * 512 == SIZE_BYTES
+
+
+def test_a_file_shorter_than_the_mapping_is_refused(arena: HostArena) -> None:
+    """It would be mapped without complaint and be a SIGBUS at the first touch of the missing part."""
+    with pytest.raises(ArenaUnfit, match=f"cannot map {SIZE_BYTES + 1} bytes .* it has {SIZE_BYTES}"):
+        Mapping.attach(arena.fd, SIZE_BYTES + 1)
+
+
+def _unsealed(_folder: Path) -> int:
+    fd = os.memfd_create("kvharbor-unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SIZE_BYTES)
+    return fd
+
+
+def _on_disk(folder: Path) -> int:
+    fd = os.open(folder / "arena", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    os.ftruncate(fd, SIZE_BYTES)
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"), [(_unsealed, "not sealed against shrinking"), (_on_disk, "not a memfd")]
+)
+def test_a_file_that_can_shrink_is_refused(make: Callable[[Path], int], cause: str, tmp_path: Path) -> None:
+    """Only a sealed memfd keeps its size whatever its other holders do."""
+    fd = make(tmp_path)
+    try:
+        # A tmpfs may answer for its seals too; either refusal is right for a file on disk.
+        with pytest.raises(ArenaUnfit, match=f"{cause}|not sealed"):
+            Mapping.attach(fd, SIZE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def test_a_descriptor_for_reading_maps_read_only_and_is_refused_for_writing(arena: HostArena) -> None:
+    """The refusal is an error at attach, not a SIGSEGV at the first store."""
+    fd = os.open(f"/proc/self/fd/{arena.fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with pytest.raises(ArenaUnfit, match="does not allow this mapping to write"):
+            Mapping.attach(fd, SIZE_BYTES)
+        with Mapping.attach(fd, SIZE_BYTES, writable=False) as mapping:
+            assert mapping.buffer.readonly is True
+    finally:
+        os.close(fd)
+
+
+def test_a_mapping_outlives_the_descriptor_it_was_made_from(arena: HostArena) -> None:
+    """No descriptor is kept, so that replacing the memory later frees the old one."""
+    descriptors = open_descriptors()
+    with arena.map() as mapping:
+        assert open_descriptors() == descriptors
+        arena.close()
+        mapping.buffer[0] = 1
+        assert mapping.buffer[0] == 1
+
+
+def test_a_closed_arena_and_a_closed_mapping_say_so(arena: HostArena) -> None:
+    """Closing twice is nothing; using what is closed is a typed error."""
+    mapping = arena.map()
+    for _ in range(2):
+        mapping.close()
+        arena.close()
+    with pytest.raises(ArenaClosed, match="mapping is closed"):
+        _ = mapping.buffer
+    with pytest.raises(ArenaClosed, match="arena is closed"):
+        arena.map()
+
+
+def test_a_descriptor_that_is_not_open_is_the_systems_own_error() -> None:
+    """A wrong number is a bug of the caller's; it is not dressed up as an unfit arena."""
+    with pytest.raises(OSError, match="Bad file descriptor") as raised:
+        Mapping.attach(1 << 20, SIZE_BYTES)
+    assert raised.value.errno == errno.EBADF

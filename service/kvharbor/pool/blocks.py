@@ -63,12 +63,14 @@ class Blocks:
         self.reserved_count += block_count
         return taken
 
-    def commit(self, block: int) -> None:
-        """RESERVED -> COMMITTED, held once by the sequence that wrote it."""
-        self.state[block] = COMMITTED
-        self.refs[block] = 1
-        self.reserved_count -= 1
-        self.active_count += 1
+    def commit(self, blocks: Sequence[int]) -> None:
+        """RESERVED -> COMMITTED, each held once by the sequence that wrote it."""
+        state, refs = self.state, self.refs
+        for block in blocks:
+            state[block] = COMMITTED
+            refs[block] = 1
+        self.reserved_count -= len(blocks)
+        self.active_count += len(blocks)
 
     def shadow(self, block: int, canonical: int) -> None:
         """RESERVED -> SHADOW, holding the canonical block."""

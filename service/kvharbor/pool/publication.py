@@ -122,57 +122,65 @@ def _switch(state: State, sequence: Sequence, position: int) -> None:
 
 def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) -> None:
     """Publishes blocks [committed_blocks, end) in one slice, or as many as can be."""
-    blocks, tree, namespace = state.blocks, state.tree, sequence.namespace
-    table, tail, extras, pin = sequence.table, sequence.tail, sequence.extras, sequence.pin
-    node = sequence.chain_node
-    size = 4 * state.block_tokens
-    first = position = sequence.committed_blocks
+    first = sequence.committed_blocks
+    contents = _contents(sequence, 4 * state.block_tokens, end)
     state.revision += 1
-    stored: list[int] = []
-    with memoryview(tail) as tokens:
-        for position in range(first, end):
-            offset = (position - first) * size
-            content = tokens[offset : offset + size].tobytes()
-            if extras and (extra := extras.pop(position, None)) is not None:
-                content += extra
-            block = table[position]
-            holder = tree.insert(block, node, content, namespace)
-            if holder == block:
-                blocks.commit(block)
-                stored.append(block)
-            elif state.available or holder not in blocks.evictable:
-                blocks.shadow(block, holder)
-                shadows.append(Shadow(position, holder, blocks.generation[holder]))
-                state.counters.shadow_block_count += 1
-                _announce(state, stored)
-                stored = []
-            else:
-                # All room is claimed by operations under way, so the canonical block cannot be revived. The
+    while (done := sequence.committed_blocks - first) < len(contents):
+        position = sequence.committed_blocks
+        own = sequence.table[position:end]
+        inserted = state.tree.insert_chain(own, sequence.chain_node, contents[done:], sequence.namespace)
+        if inserted:
+            published = own[:inserted]
+            state.blocks.commit(published)
+            _announce(state, sequence.namespace.tenant, published)
+            _advance(state, sequence, published)
+        else:
+            holder = state.tree.find(sequence.chain_node, contents[done])
+            assert holder is not None  # insert_chain stopped at it
+            if not state.available and holder in state.blocks.evictable:
+                # Operations under way have claimed all room, so the canonical block cannot be revived. The
                 # rest stays reserved; the next commit publishes it. At worst a later hit is a miss.
-                if extra_of := content[size:]:
-                    extras[position] = extra_of
-                end = position
                 break
-            node = holder
-            if pin is not None and position < pin.block_count:
-                blocks.pin((node,))
-                pin.blocks.append(node)
-                pin.promised -= 1
-                state.promised -= 1
-    _announce(state, stored)
-    del tail[: (end - first) * size]
-    sequence.committed_blocks = end
-    sequence.chain_node = node
+            state.blocks.shadow(own[0], holder)
+            state.counters.shadow_block_count += 1
+            shadows.append(Shadow(position, holder, state.blocks.generation[holder]))
+            _advance(state, sequence, [holder])
+    published_blocks = range(first, sequence.committed_blocks)
+    del sequence.tail[: len(published_blocks) * 4 * state.block_tokens]
+    if sequence.extras:
+        for position in published_blocks:
+            sequence.extras.pop(position, None)
 
 
-def _announce(state: State, stored: list[int]) -> None:
-    if not stored:
-        return
-    tree = state.tree
-    tenant = tree.namespace_of(stored[0]).tenant
-    state.counters.committed_block_count += len(stored)
-    state.tenant(tenant).committed_block_count += len(stored)
-    state.events.append(chain_event(state, tenant, stored))
+def _contents(sequence: Sequence, block_bytes: int, end: int) -> list[bytes]:
+    """Returns what the tree shall know blocks [committed_blocks, end) by."""
+    first, extras = sequence.committed_blocks, sequence.extras
+    with memoryview(sequence.tail) as tokens:
+        contents = [
+            tokens[start : start + block_bytes].tobytes()
+            for start in range(0, (end - first) * block_bytes, block_bytes)
+        ]
+    if extras:
+        contents = [content + extras.get(first + index, b"") for index, content in enumerate(contents)]
+    return contents
+
+
+def _advance(state: State, sequence: Sequence, chain: list[int]) -> None:
+    """Moves a sequence past blocks that are published now, its own or canonical ones."""
+    pin = sequence.pin
+    if pin is not None and (promised := chain[: max(0, pin.block_count - sequence.committed_blocks)]):
+        state.blocks.pin(promised)
+        pin.blocks += promised
+        pin.promised -= len(promised)
+        state.promised -= len(promised)
+    sequence.committed_blocks += len(chain)
+    sequence.chain_node = chain[-1]
+
+
+def _announce(state: State, tenant: str, chain: list[int]) -> None:
+    state.counters.committed_block_count += len(chain)
+    state.tenant(tenant).committed_block_count += len(chain)
+    state.events.append(chain_event(state, tenant, chain))
 
 
 def chain_event(state: State, tenant: str, chain: list[int]) -> BlocksStored:

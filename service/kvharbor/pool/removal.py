@@ -23,8 +23,8 @@ def evict_block(state: State, block_id: int, generation: int, tenant: str | None
     doomed = [(block, blocks.generation[block]) for block in subtree]
     evicted = 0
     while doomed:
-        part = doomed[-state.slice_blocks:]
-        del doomed[-state.slice_blocks:]
+        part = doomed[-state.slice_blocks :]
+        del doomed[-state.slice_blocks :]
         # Between slices one may have been evicted, or held again with all above it, or have got a child: such
         # blocks stay.
         victims: dict[int, None] = {}

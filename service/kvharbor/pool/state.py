@@ -131,15 +131,7 @@ class State:
 
     def forget(self, victims: Run[int]) -> None:
         """COMMITTED -> FREE for blocks that have left the eviction policy, children before parents."""
-        removed: dict[str, list[bytes]] = {}
-        tree = self.tree
-        for block in victims:
-            digest = tree.digest_of(block)
-            namespace = tree.remove(block)
-            digests = removed.get(namespace.tenant)
-            if digests is None:
-                digests = removed[namespace.tenant] = []
-            digests.append(digest)
+        removed = self.tree.remove_all(victims)
         self.blocks.release_private(victims)
         self.counters.evicted_block_count += len(victims)
         self.revision += 1

@@ -7,7 +7,7 @@ garbage collector must visit one by one.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvharbor.pool.digest import ExtraKey, block_digest, encode_extra_key
 from kvharbor.pool.namespaces import FIRST_ROOT, NO_BLOCK, Namespace, Namespaces
@@ -61,33 +61,75 @@ class PrefixTree:
             node = block
         return matched
 
-    def insert(self, block: int, parent: int, content: bytes, namespace: Namespace) -> int:
-        """Publishes a block, unless its content is there already; returns the block that holds the content."""
-        key = parent.to_bytes(PARENT_BYTES, "little") + content
-        holder = self._block_by_key.setdefault(key, block)
-        if holder != block:
-            return holder
-        self._key[block] = key
-        self.parent[block] = parent
-        self._namespace[block] = namespace
-        namespace.block_count += 1
+    def find(self, parent: int, content: bytes) -> int | None:
+        """Returns the block that holds this content below this parent."""
+        return self._block_by_key.get(parent.to_bytes(PARENT_BYTES, "little") + content)
+
+    def insert_chain(
+        self, blocks: Sequence[int], parent: int, contents: Sequence[bytes], namespace: Namespace
+    ) -> int:
+        """Publishes blocks, each below the one before; stops at a content that is there already.
+
+        Returns how many were published.
+        """
+        place = self._block_by_key.setdefault
+        parents, keys, digests, namespaces = self.parent, self._key, self._digest, self._namespace
+        node = parent
+        digest = self.digest_of(parent)
+        inserted = 0
+        for block, content in zip(blocks, contents, strict=True):
+            key = node.to_bytes(PARENT_BYTES, "little") + content
+            if place(key, block) != block:
+                break
+            keys[block] = key
+            parents[block] = node
+            namespaces[block] = namespace
+            digest = digests[block] = block_digest(digest, content)
+            if inserted:
+                self._first_child[node] = block  # of a node that is itself new: there are no siblings
+            else:
+                self._link(block, parent, namespace)
+            node = block
+            inserted += 1
+        namespace.block_count += inserted
+        self.block_count += inserted
+        return inserted
+
+    def remove_all(self, blocks: Iterable[int]) -> dict[str, list[bytes]]:
+        """Takes blocks out, children before parents; returns the digests that are gone, by tenant."""
+        index, keys, digests, namespaces = self._block_by_key, self._key, self._digest, self._namespace
+        removed: dict[str, list[bytes]] = {}
+        for block in blocks:
+            namespace, key, digest = namespaces[block], keys[block], digests[block]
+            assert namespace is not None
+            assert key is not None
+            assert digest is not None
+            del index[key]
+            self._unlink(block, namespace)
+            keys[block] = digests[block] = namespaces[block] = None
+            self.parent[block] = NO_BLOCK
+            self.block_count -= 1
+            namespace.block_count -= 1
+            if not namespace.block_count:
+                self._namespaces.forget_if_empty(namespace)
+            if namespace.tenant in removed:
+                removed[namespace.tenant].append(digest)
+            else:
+                removed[namespace.tenant] = [digest]
+        return removed
+
+    def _link(self, block: int, parent: int, namespace: Namespace) -> None:
+        """Puts a block in front of its parent's children."""
         if parent >= FIRST_ROOT:
-            self._digest[block] = block_digest(namespace.digest, content)
             sibling, namespace.first_child = namespace.first_child, block
         else:
-            self._digest[block] = block_digest(self._digest[parent], content)  # type: ignore[arg-type]
             sibling, self._first_child[parent] = self._first_child[parent], block
         if sibling != NO_BLOCK:
             self._next_sibling[block] = sibling
             self._previous_sibling[sibling] = block
-        self.block_count += 1
-        return block
 
-    def remove(self, block: int) -> Namespace:
-        """Takes a block without children out and returns its namespace."""
-        del self._block_by_key[self._key[block]]  # type: ignore[arg-type]
-        namespace = self._namespace[block]
-        assert namespace is not None
+    def _unlink(self, block: int, namespace: Namespace) -> None:
+        """Takes a block from among its parent's children."""
         following, preceding = self._next_sibling[block], self._previous_sibling[block]
         if following != NO_BLOCK:
             self._previous_sibling[following] = preceding
@@ -99,12 +141,6 @@ class PrefixTree:
             namespace.first_child = following
         else:
             self._first_child[parent] = following
-        self._key[block] = self._digest[block] = self._namespace[block] = None
-        self.parent[block] = NO_BLOCK
-        namespace.block_count -= 1
-        self.block_count -= 1
-        self._namespaces.forget_if_empty(namespace)
-        return namespace
 
     def digest_of(self, node: int) -> bytes:
         """Returns the digest of a block in the tree, or of a namespace by its root."""

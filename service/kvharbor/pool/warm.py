@@ -165,8 +165,8 @@ def _detach_pin(state: State, pin: Pin) -> None:
 
 def _unpin(state: State, pin: Pin) -> Steps[None]:
     while pin.blocks:
-        part = pin.blocks[-state.slice_blocks:]
-        del pin.blocks[-state.slice_blocks:]
+        part = pin.blocks[-state.slice_blocks :]
+        del pin.blocks[-state.slice_blocks :]
         state.blocks.unpin(reversed(part))
         state.revision += 1
         if pin.blocks:

@@ -20,7 +20,7 @@ $(VENV)/.installed: requirements.lock requirements-nodeps.lock pyproject.toml
 	touch $@
 
 demo: setup ## three SmolLM2 workers share one prefix cache
-	$(BIN)/kvharbor demo --json build/demo.json
+	$(BIN)/kvharbor demo --json
 
 test: setup ## every test that needs no GPU
 	$(BIN)/pytest
@@ -57,7 +57,7 @@ check-gen: ## generated code is what gen makes
 	@for f in build/gen/kvharbor/v1/*; do cmp $$f proto/kvharbor/v1/$${f##*/}; done
 
 bench: setup ## measure; writes build/bench.json
-	$(BIN)/python -m bench
+	PYTHONPATH=tests $(BIN)/python -m bench
 
 dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree
 	$(BIN)/python tests/dist_check.py

@@ -1,0 +1,34 @@
+"""What the owner needs beside the arena, a block."""
+
+from array import array
+from pathlib import Path
+
+from bench.calls import commit_prompt, layout
+from bench.figures import Figure
+from kvharbor.client import connect
+
+BLOCK_COUNT = 50_000
+PROMPT_BLOCKS = 250
+
+
+def measure(socket_path: Path, pid: int) -> list[Figure]:
+    """Measures `owner_bytes_per_block`: growth of the owner's private memory as a pool is made and filled."""
+    shape = layout("owner-memory")
+    before = _private_bytes(pid)
+    with connect(str(socket_path)) as harbor:
+        pool = harbor.open_pool("owner-memory", shape, size=shape.block_bytes * (BLOCK_COUNT + shape.scratch_blocks))
+        prompt_tokens = PROMPT_BLOCKS * shape.block_tokens
+        for first in range(0, BLOCK_COUNT * shape.block_tokens, prompt_tokens):
+            commit_prompt(pool, array("I", range(first, first + prompt_tokens)).tobytes())
+        filled = pool.stats().cached_block_count
+        after = _private_bytes(pid)
+    if filled != BLOCK_COUNT:
+        raise RuntimeError(f"{filled} of {BLOCK_COUNT} blocks are filled: the figure would be wrong")
+    return [Figure("owner_bytes_per_block", (after - before) / BLOCK_COUNT, "bytes", 1024.0)]
+
+
+def _private_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no RssAnon")

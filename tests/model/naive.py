@@ -104,15 +104,11 @@ class NaivePool:
         if not self.holders[path] and path not in self.pinned():
             self.release_order.append(path)
 
-    def allocate(
-        self, session: int, namespace: str, tokens: list[int], reserve: int, max_cached: int
-    ) -> NaiveSequence:
+    def allocate(self, session: int, namespace: str, tokens: list[int], reserve: int, max_cached: int) -> NaiveSequence:
         size = self.block_tokens
         matched = min(self.present(namespace, tokens), max_cached // size)
         block_count = -(-(len(tokens) + reserve) // size)
-        sequence = NaiveSequence(
-            session, namespace, list(tokens), block_count, matched * size, matched * size, matched
-        )
+        sequence = NaiveSequence(session, namespace, list(tokens), block_count, matched * size, matched * size, matched)
         paths = [self.path(sequence, block) for block in range(matched)]
         self.take(block_count - matched, paths)
         for path in paths:

@@ -149,9 +149,7 @@ class PoolMachine(RuleBasedStateMachine):
         shadows = self.naive.commit(one.naive, computed, new)
         self.write(one, before)
         done = finish(
-            self.pool.commit(
-                one.session, one.number, Commit(computed, encode(new), written=self.written(one, before))
-            )
+            self.pool.commit(one.session, one.number, Commit(computed, encode(new), written=self.written(one, before)))
         )
         assert done.committed_tokens == one.naive.committed * BLOCK_TOKENS
         assert [shadow.position for shadow in done.shadows] == shadows

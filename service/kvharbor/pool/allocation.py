@@ -5,6 +5,8 @@ room; filling follows and cannot fail. Matched blocks are held before anything i
 available, so no eviction can hit the sequence's own prefix.
 """
 
+from array import array
+
 from kvharbor.pool import validate
 from kvharbor.pool.errors import RequestIdReused, RequestTooLarge
 from kvharbor.pool.namespaces import Namespace
@@ -79,9 +81,7 @@ def allocate(
     return state.view(sequence)
 
 
-def admit(
-    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int
-) -> Steps[None]:
+def admit(state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int) -> Steps[None]:
     """Gives a new sequence its matched prefix and its fresh blocks, or undoes everything and raises.
 
     The sequence is in `in_flight` on return, for the caller to put in its place.
@@ -129,9 +129,10 @@ def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> N
     """Holds a matched run and claims room for fresh blocks, both or neither."""
     available = state.available
     if fresh + len(run) > available:
-        available -= state.unheld_count(run)
-        if fresh > available:
-            raise state.refuse(fresh, max(available, 0))
+        # Matched blocks that nobody holds are among the available ones, and are no room for fresh ones.
+        needed = fresh + state.unheld_count(run)
+        if needed > available:
+            raise state.refuse(needed, available)
     state.blocks.hold(run)
     state.claimed += fresh
     state.revision += 1
@@ -160,8 +161,12 @@ def extend(state: State, session: int, number: int, capacity_tokens: int) -> Ste
         raise state.refuse(fresh, state.available)
     state.claimed += fresh
     yield from state.fill(sequence.table, fresh)
-    view = state.view(sequence)
-    return Extension(view.block_ids[before:], view.generations[before:], view.capacity_tokens)
+    added, generation = sequence.table[before:], state.blocks.generation
+    return Extension(
+        array("I", added),
+        array("Q", [generation[block] for block in added]),
+        len(sequence.table) * state.block_tokens,
+    )
 
 
 def lookup(state: State, tenant: str, prompt: Prompt, max_cached_tokens: int | None) -> Steps[Presence]:

@@ -18,8 +18,8 @@ class EvictionPolicy(Protocol):
     def remove(self, block: int) -> None:
         """Forgets a block that is held again, or gone."""
 
-    def pop(self) -> int:
-        """Removes and returns the block to evict next. The caller has checked that there is one."""
+    def pop_many(self, block_count: int) -> list[int]:
+        """Removes and returns the blocks to evict next, in order. The caller has checked that they are there."""
         ...
 
     def __len__(self) -> int: ...
@@ -45,8 +45,9 @@ class LeastRecentlyReleased:
     def remove(self, block: int) -> None:
         del self._order[block]
 
-    def pop(self) -> int:
-        return self._order.popitem(last=False)[0]
+    def pop_many(self, block_count: int) -> list[int]:
+        pop = self._order.popitem
+        return [pop(last=False)[0] for _ in range(block_count)]
 
     def __len__(self) -> int:
         return len(self._order)

@@ -46,7 +46,7 @@ def fork(
         "reserve_tokens": reserve_tokens,
         "group": group,
     }
-    if request_id and (known := _repeated(owner, request_id, child_count, fingerprint)) is not None:
+    if request_id and (known := _repeated(state, owner, request_id, child_count, fingerprint)) is not None:
         return Fork(session, number, known, ())
     source = state.sequence(session, number)
     state.refuse_if_copying(source)
@@ -55,14 +55,17 @@ def fork(
     shared = source.committed_blocks
     written = -(-source.computed_tokens // block_tokens)
     block_count = max(-(-(source.token_count + reserve_tokens) // block_tokens), written)
-    refuse_too_large(state, block_count)
     fresh = (block_count - shared) * child_count
+    # The source keeps its table, so children that do not fit beside it never will.
+    refuse_too_large(state, len(source.table) + fresh)
     if fresh > state.available:
         raise state.refuse(fresh, state.available)
     state.claimed += fresh
 
+    source.copy_count += 1
     prefix = [state.blocks.canonical.get(block, block) for block in source.table[:shared]]
-    children = []
+    children: list[int] = []
+    copies: list[tuple[int, int]] = []
     for index in range(child_count):
         source.namespace.user_count += 1
         child = Sequence(
@@ -70,35 +73,45 @@ def fork(
             number=owner.take_number(),
             namespace=source.namespace,
             chain_node=source.chain_node,
-            request_id=f"{request_id}/{index}" if request_id else "",
+            request_id=_child_id(request_id, index) if request_id else "",
             group=group,
             fingerprint=fingerprint,
-            table=list(prefix),
+            table=[],
             tail=bytearray(source.tail),
             token_count=source.token_count,
             cached_tokens=source.computed_tokens,
             computed_tokens=source.computed_tokens,
-            committed_blocks=shared,
+            committed_blocks=0,
             extras=dict(source.extras),
+            copy_count=1,
         )
         state.in_flight.add(child)
-        state.blocks.hold(prefix)
         state.tenant(owner.tenant).sequence_count += 1
-        children.append(child)
-    source.copy_count += 1
-    copies: list[tuple[int, int]] = []
-    for child in children:
+        yield from _share(state, child, prefix)
         yield from state.fill(child.table, block_count - shared)
         copies += zip(source.table[shared:written], child.table[shared:written], strict=True)
-        child.copy_count = 1
+        children.append(child.number)
         owner.add(child)
         state.in_flight.discard(child)
-    return Fork(session, number, tuple(child.number for child in children), tuple(copies))
+        if len(children) * block_count // state.slice_blocks > index * block_count // state.slice_blocks:
+            yield
+    return Fork(session, number, tuple(children), tuple(copies))
+
+
+def _share(state: State, child: Sequence, prefix: list[int]) -> Steps[None]:
+    for start in range(0, len(prefix), state.slice_blocks):
+        part = prefix[start : start + state.slice_blocks]
+        state.blocks.hold(part)
+        child.table += part
+        child.committed_blocks = len(child.table)
+        state.revision += 1
+        if child.committed_blocks < len(prefix):
+            yield
 
 
 def finish_fork(state: State, made: Fork) -> tuple[SequenceView, ...]:
     """Publishes the children: their copies are written."""
-    owner = state.session(made.session)
+    owner = state.sessions[made.session]
     children = [owner.sequences[number] for number in made.children]
     views = tuple(state.view(child) for child in children)
     if any(child.copy_count for child in children):
@@ -109,7 +122,7 @@ def finish_fork(state: State, made: Fork) -> tuple[SequenceView, ...]:
 
 def abort_fork(state: State, made: Fork) -> None:
     """Undoes a fork whose copies failed; none of them is still running."""
-    owner = state.session(made.session)
+    owner = state.sessions[made.session]
     children = [owner.sequences[number] for number in made.children]
     _end_copies(state, owner, made)
     if not owner.quiet:
@@ -129,13 +142,19 @@ def _end_copies(state: State, owner: Session, made: Fork) -> None:
 
 
 def _repeated(
-    owner: Session, request_id: str, child_count: int, fingerprint: Fingerprint
+    state: State, owner: Session, request_id: str, child_count: int, fingerprint: Fingerprint
 ) -> tuple[int, ...] | None:
-    first = owner.by_request.get(f"{request_id}/0")
-    if first is None:
+    """Returns the children that a repeated request_id made, or None if none of the names is in use."""
+    found = [owner.by_request.get(_child_id(request_id, index)) for index in range(child_count)]
+    known = [child for child in found if child is not None]
+    if not known:
         return None
-    known = [owner.by_request.get(f"{request_id}/{index}") for index in range(child_count)]
-    numbers = tuple(child.number for child in known if child is not None)
-    if first.fingerprint != fingerprint or len(numbers) != child_count:
+    if len(known) < child_count or any(child.fingerprint != fingerprint for child in known):
         raise RequestIdReused(request_id=request_id, differs="fork, or some of its children are released")
-    return numbers
+    for child in known:
+        state.refuse_if_copying(child)
+    return tuple(child.number for child in known)
+
+
+def _child_id(request_id: str, index: int) -> str:
+    return f"{request_id}/{index}"

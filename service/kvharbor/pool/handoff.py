@@ -9,9 +9,7 @@ from kvharbor.pool.state import Handoff, State
 from kvharbor.pool.steps import Steps
 
 
-def handoff(
-    state: State, session: int, number: int, asked: Commit, *, token: str, expires_at: float
-) -> Steps[None]:
+def handoff(state: State, session: int, number: int, asked: Commit, *, token: str, expires_at: float) -> Steps[None]:
     """Commits, then gives the sequence to the token; the source's handle ends."""
     sequence = state.sequence(session, number)
     yield from commit(state, session, number, asked)

@@ -24,6 +24,7 @@ def check_invariants(state: State) -> None:
     _check_tree(state)
     _check_eviction_order(state)
     _check_promises(state, sequences)
+    _check_registers(state, sequences)
 
 
 def _fail(rule: str, detail: str) -> NoReturn:
@@ -186,3 +187,25 @@ def _check_promises(state: State, sequences: list[Sequence]) -> None:
             continue
         if pin.sequence is not sequence or pin.promised + len(pin.blocks) != pin.block_count:
             _fail("warm", f"pin {pin.name}: {pin.promised} + {len(pin.blocks)} of {pin.block_count} blocks")
+
+
+def _check_registers(state: State, sequences: list[Sequence]) -> None:
+    """What names a sequence finds it; tenants and namespaces count what is theirs."""
+    for session in state.sessions.values():
+        live = session.sequences.values()
+        requests = {sequence.request_id: sequence for sequence in live if sequence.request_id}
+        if session.by_request != requests or len(requests) != sum(1 for one in live if one.request_id):
+            _fail("G4", f"session {session.session} knows other request_ids than its sequences have")
+        grouped = {(sequence.group, sequence.number) for sequence in live if sequence.group}
+        if grouped != {(group, number) for group, members in session.by_group.items() for number in members}:
+            _fail("P4", f"session {session.session} knows other groups than its sequences have")
+    users = Counter(sequence.namespace.root for sequence in sequences)
+    users.update(pin.namespace.root for pin in [*state.pins.values(), *state.ending_pins])
+    committed: Counter[str] = Counter()
+    for namespace in state.namespaces:
+        committed[namespace.tenant] += namespace.block_count
+        if namespace.user_count != users[namespace.root]:
+            _fail("G5", f"namespace {namespace.root} counts {namespace.user_count} users of {users[namespace.root]}")
+    for name, tenant in state.tenants.items():
+        if tenant.committed_block_count != committed[name]:
+            _fail("G5", f"tenant {name} counts {tenant.committed_block_count} blocks of {committed[name]}")

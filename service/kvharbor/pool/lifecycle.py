@@ -18,7 +18,7 @@ def open_session(state: State, session: int, tenant: str) -> None:
 
 def end_session(state: State, session: int) -> Steps[None]:
     """RESERVED and SHADOW -> QUARANTINED; its calls are refused from now on."""
-    owner = state.session(session)
+    owner = state.sessions[session]
     owner.ended = True
     blocks = state.blocks
     for sequence in list(owner.sequences.values()):
@@ -32,7 +32,7 @@ def end_session(state: State, session: int) -> Steps[None]:
 
 def session_quiet(state: State, session: int) -> Steps[int]:
     """No process of the session touches a block any more: all it held goes back. Returns how many sequences."""
-    owner = state.session(session)
+    owner = state.sessions[session]
     owner.ended = owner.quiet = True
     # A copy of the service's own may still run into its blocks; the end of the fork gives those back.
     idle = [sequence for sequence in owner.sequences.values() if not sequence.copy_count]

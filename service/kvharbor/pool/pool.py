@@ -159,9 +159,7 @@ class Pool:
         present_only: bool = False,
     ) -> Steps[Warmed]:
         """Pins a prefix for (tenant, name); raises WarmBudgetExceeded, PoolExhausted."""
-        return warm.warmup(
-            self._state, tenant, session, prompt, name, expires_at=expires_at, present_only=present_only
-        )
+        return warm.warmup(self._state, tenant, session, prompt, name, expires_at=expires_at, present_only=present_only)
 
     def unwarm(self, tenant: str, name: str) -> Steps[None]:
         """Ends a pin; raises PinNotFound."""
@@ -204,11 +202,7 @@ class Pool:
         """Describes the whole index, parents before children, as of `revision`. O(committed blocks)."""
         state = self._state
         chosen = [one for one in state.namespaces if tenant is None or one.tenant == tenant]
-        return [
-            publication.chain_event(state, namespace.tenant, chain)
-            for namespace in chosen
-            for chain in self._chains(namespace)
-        ]
+        return [publication.chain_event(state, chain) for namespace in chosen for chain in self._chains(namespace)]
 
     def _chains(self, namespace: Namespace) -> Iterator[list[int]]:
         children = self._state.tree.children

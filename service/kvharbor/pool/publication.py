@@ -128,11 +128,11 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
     while (done := sequence.committed_blocks - first) < len(contents):
         position = sequence.committed_blocks
         own = sequence.table[position:end]
-        inserted = state.tree.insert_chain(own, sequence.chain_node, contents[done:], sequence.namespace)
-        if inserted:
-            published = own[:inserted]
+        digests = state.tree.insert_chain(own, sequence.chain_node, contents[done:], sequence.namespace)
+        if digests:
+            published = own[: len(digests)]
             state.blocks.commit(published)
-            _announce(state, sequence.namespace.tenant, published)
+            _announce(state, sequence, published, digests)
             _advance(state, sequence, published)
         else:
             holder = state.tree.find(sequence.chain_node, contents[done])
@@ -155,11 +155,9 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
 def _contents(sequence: Sequence, block_bytes: int, end: int) -> list[bytes]:
     """Returns what the tree shall know blocks [committed_blocks, end) by."""
     first, extras = sequence.committed_blocks, sequence.extras
-    with memoryview(sequence.tail) as tokens:
-        contents = [
-            tokens[start : start + block_bytes].tobytes()
-            for start in range(0, (end - first) * block_bytes, block_bytes)
-        ]
+    with memoryview(sequence.tail) as view:
+        tokens = view[: (end - first) * block_bytes].tobytes()
+    contents = [tokens[start : start + block_bytes] for start in range(0, len(tokens), block_bytes)]
     if extras:
         contents = [content + extras.get(first + index, b"") for index, content in enumerate(contents)]
     return contents
@@ -177,20 +175,30 @@ def _advance(state: State, sequence: Sequence, chain: list[int]) -> None:
     sequence.chain_node = chain[-1]
 
 
-def _announce(state: State, tenant: str, chain: list[int]) -> None:
+def _announce(state: State, sequence: Sequence, chain: list[int], digests: list[bytes]) -> None:
+    tenant = sequence.namespace.tenant
     state.counters.committed_block_count += len(chain)
     state.tenant(tenant).committed_block_count += len(chain)
-    state.events.append(chain_event(state, tenant, chain))
+    parent_digest = state.tree.digest_of(sequence.chain_node)
+    state.events.append(_chain_event(state, tenant, parent_digest, chain, digests))
 
 
-def chain_event(state: State, tenant: str, chain: list[int]) -> BlocksStored:
+def chain_event(state: State, chain: list[int]) -> BlocksStored:
     """Describes committed blocks of which each is the parent of the next."""
-    tree, generation = state.tree, state.blocks.generation
+    tree = state.tree
+    tenant, parent = tree.namespace_of(chain[0]).tenant, tree.parent[chain[0]]
+    return _chain_event(state, tenant, tree.digest_of(parent), chain, [tree.digest_of(block) for block in chain])
+
+
+def _chain_event(
+    state: State, tenant: str, parent_digest: bytes, chain: list[int], digests: list[bytes]
+) -> BlocksStored:
+    generation = state.blocks.generation
     return BlocksStored(
         state.revision,
         tenant,
-        tree.digest_of(tree.parent[chain[0]]),
-        tuple([tree.digest_of(block) for block in chain]),
+        parent_digest,
+        tuple(digests),
         tuple(chain),
         tuple([generation[block] for block in chain]),
     )

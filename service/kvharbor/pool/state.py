@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
+from itertools import groupby
 
 from kvharbor.pool.blocks import Blocks
-from kvharbor.pool.errors import PoolExhausted, SequenceBusy, SequenceNotFound
+from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
 from kvharbor.pool.events import BlocksRemoved, Event
 from kvharbor.pool.eviction import LeastRecentlyReleased
 from kvharbor.pool.namespaces import Namespaces
@@ -64,8 +65,11 @@ class State:
         return counters
 
     def session(self, number: int) -> Session:
-        """Returns a session. The shell opens it before and never uses it after its end."""
-        return self.sessions[number]
+        """Returns a session that may call. The shell opens it before and never uses it after its end."""
+        owner = self.sessions[number]
+        if owner.ended:
+            raise InvariantViolation(rule="G3", detail=f"session {number} makes a call after its end")
+        return owner
 
     def sequence(self, session: int, number: int) -> Sequence:
         """Returns a live sequence of a live session."""
@@ -126,8 +130,7 @@ class State:
 
     def evict(self, block_count: int) -> None:
         """Gives up the next cached blocks in the policy's order."""
-        pop = self.blocks.evictable.pop
-        self.forget([pop() for _ in range(block_count)])
+        self.forget(self.blocks.evictable.pop_many(block_count))
 
     def forget(self, victims: Run[int]) -> None:
         """COMMITTED -> FREE for blocks that have left the eviction policy, children before parents."""
@@ -135,6 +138,7 @@ class State:
         self.blocks.release_private(victims)
         self.counters.evicted_block_count += len(victims)
         self.revision += 1
-        for tenant, digests in removed.items():
+        for tenant, group in groupby(removed, key=lambda pair: pair[0].tenant):
+            digests = tuple([digest for _, digest in group])
             self.tenant(tenant).committed_block_count -= len(digests)
-            self.events.append(BlocksRemoved(self.revision, tenant, tuple(digests)))
+            self.events.append(BlocksRemoved(self.revision, tenant, digests))

@@ -67,16 +67,16 @@ class PrefixTree:
 
     def insert_chain(
         self, blocks: Sequence[int], parent: int, contents: Sequence[bytes], namespace: Namespace
-    ) -> int:
+    ) -> list[bytes]:
         """Publishes blocks, each below the one before; stops at a content that is there already.
 
-        Returns how many were published.
+        Returns the digests of those that were published.
         """
         place = self._block_by_key.setdefault
         parents, keys, digests, namespaces = self.parent, self._key, self._digest, self._namespace
-        node = parent
-        digest = self.digest_of(parent)
-        inserted = 0
+        first_child = self._first_child
+        node, digest = parent, self.digest_of(parent)
+        published: list[bytes] = []
         for block, content in zip(blocks, contents, strict=True):
             key = node.to_bytes(PARENT_BYTES, "little") + content
             if place(key, block) != block:
@@ -85,37 +85,37 @@ class PrefixTree:
             parents[block] = node
             namespaces[block] = namespace
             digest = digests[block] = block_digest(digest, content)
-            if inserted:
-                self._first_child[node] = block  # of a node that is itself new: there are no siblings
+            if published:
+                first_child[node] = block  # of a node that is itself new: there are no siblings
             else:
                 self._link(block, parent, namespace)
+            published.append(digest)
             node = block
-            inserted += 1
-        namespace.block_count += inserted
-        self.block_count += inserted
-        return inserted
+        namespace.block_count += len(published)
+        self.block_count += len(published)
+        return published
 
-    def remove_all(self, blocks: Iterable[int]) -> dict[str, list[bytes]]:
-        """Takes blocks out, children before parents; returns the digests that are gone, by tenant."""
+    def remove_all(self, blocks: Sequence[int]) -> list[tuple[Namespace, bytes]]:
+        """Takes blocks out, children before parents; returns each one's namespace and digest."""
         index, keys, digests, namespaces = self._block_by_key, self._key, self._digest, self._namespace
-        removed: dict[str, list[bytes]] = {}
+        parents, following, preceding = self.parent, self._next_sibling, self._previous_sibling
+        removed: list[tuple[Namespace, bytes]] = []
         for block in blocks:
-            namespace, key, digest = namespaces[block], keys[block], digests[block]
-            assert namespace is not None
-            assert key is not None
-            assert digest is not None
-            del index[key]
-            self._unlink(block, namespace)
+            namespace: Namespace = namespaces[block]  # type: ignore[assignment]
+            removed.append((namespace, digests[block]))  # type: ignore[arg-type]
+            del index[keys[block]]  # type: ignore[arg-type]
             keys[block] = digests[block] = namespaces[block] = None
-            self.parent[block] = NO_BLOCK
-            self.block_count -= 1
+            if following[block] != NO_BLOCK or preceding[block] != NO_BLOCK:
+                self._unlink(block, namespace)
+            elif (parent := parents[block]) < FIRST_ROOT:
+                self._first_child[parent] = NO_BLOCK
+            else:
+                namespace.first_child = NO_BLOCK
+            parents[block] = NO_BLOCK
             namespace.block_count -= 1
             if not namespace.block_count:
                 self._namespaces.forget_if_empty(namespace)
-            if namespace.tenant in removed:
-                removed[namespace.tenant].append(digest)
-            else:
-                removed[namespace.tenant] = [digest]
+        self.block_count -= len(blocks)
         return removed
 
     def _link(self, block: int, parent: int, namespace: Namespace) -> None:
@@ -129,7 +129,7 @@ class PrefixTree:
             self._previous_sibling[sibling] = block
 
     def _unlink(self, block: int, namespace: Namespace) -> None:
-        """Takes a block from among its parent's children."""
+        """Takes a block from among its siblings."""
         following, preceding = self._next_sibling[block], self._previous_sibling[block]
         if following != NO_BLOCK:
             self._previous_sibling[following] = preceding

@@ -29,9 +29,7 @@ def prompt(asked: Prompt) -> int:
     """Returns the number of tokens of a valid prompt."""
     count = token_count(asked.token_ids, "token_ids")
     if not count:
-        raise InvalidField(
-            field="token_ids", value="empty", limit="at least one token", remedy="a prompt needs tokens"
-        )
+        raise InvalidField(field="token_ids", value="empty", limit="at least one token", remedy="a prompt needs tokens")
     text("version", asked.version, MAX_KEY_BYTES)
     text("adapter", asked.adapter, MAX_KEY_BYTES)
     if len(asked.salt) > MAX_KEY_BYTES:
@@ -64,7 +62,15 @@ def extra_keys(keys: tuple[ExtraKey, ...], first_token: int, end_token: int) -> 
 
 def text(field: str, value: str, limit: int = MAX_NAME_BYTES) -> None:
     """Checks the length of a name."""
-    length = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    try:
+        length = len(value.encode())
+    except UnicodeEncodeError as lone:
+        raise InvalidField(
+            field=field,
+            value=f"not encodable at character {lone.start}",
+            limit="text that UTF-8 can encode",
+            remedy="decode it with errors='strict' where it comes from",
+        ) from None
     if length > limit:
         _too_long(field, length, limit)
 

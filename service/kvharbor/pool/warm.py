@@ -92,7 +92,7 @@ def warmup(
     state.promised += promised
     if old is not None:
         _detach_pin(state, old)
-    if pin.blocks or promised:
+    if pin.block_count:
         namespace.user_count += 1
         state.pins[tenant, name] = pin
     pinned_tokens = present * block_tokens
@@ -113,7 +113,10 @@ def warmup(
         take_down(state, sequence)
     if old is not None:
         yield from _unpin(state, old)
-        state.namespaces.disuse(old.namespace)
+        if pin.block_count:
+            state.namespaces.disuse(old.namespace)
+        else:
+            end_pin(state, old, expired=False)  # moved to where nothing is
     return Warmed(pinned_tokens, missing_tokens, view)
 
 
@@ -131,8 +134,9 @@ def expire(state: State, now: float) -> Steps[None]:
     """Ends the pins whose time is over."""
     due = [pin for pin in state.pins.values() if pin.expires_at is not None and pin.expires_at <= now]
     for pin in due:
-        if state.pins.get((pin.tenant, pin.name)) is not pin:
-            continue  # moved or ended while an earlier one was let go
+        still_due = pin.expires_at is not None and pin.expires_at <= now
+        if state.pins.get((pin.tenant, pin.name)) is not pin or not still_due:
+            continue  # moved, ended or renewed while an earlier one was let go
         _detach_pin(state, pin)
         yield from _unpin(state, pin)
         end_pin(state, pin, expired=True)

@@ -1,0 +1,88 @@
+"""A sequence of the asyncio client."""
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Self
+
+from kvharbor.client.batches import Commit, only
+from kvharbor.client.errors import HarborError, SessionGone
+from kvharbor.client.results import CommitResult, ExtraKey
+from kvharbor.client.sequence_state import SequenceState, doubting
+from kvharbor.client.tokens import Tokens
+from kvharbor.v1 import cache_service_pb2 as cache
+from kvharbor.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from kvharbor.client.aio.pool import Pool
+
+
+class Sequence(SequenceState):
+    """A held prompt: what was there is readable, the rest is writable. Belongs to one task at a time.
+
+    Leaving its `async with` releases it. Await each call before the next: calls that are under way together
+    have no order.
+    """
+
+    def __init__(self, pool: "Pool", message: types_pb2.Sequence) -> None:
+        super().__init__(message, pool.block_tokens)
+        self._pool = pool
+
+    async def extend(self, token_count: int) -> None:
+        """Adds capacity for so many more tokens, in whole blocks.
+
+        Raises PoolExhausted when there is none: release a sequence, e.g. by preempting one.
+        """
+        only(await self._pool.extend_many([(self, token_count)]))
+
+    async def commit(
+        self, computed_tokens: int, new_tokens: Tokens = (), *, extra_keys: Items[ExtraKey] = ()
+    ) -> CommitResult:
+        """Declares the KV of the first computed_tokens tokens written and visible, and publishes full blocks.
+
+        `new_tokens` are the ids generated since the last commit; their own KV may come with a later one.
+        """
+        return only(await self._pool.commit_many([Commit(self, computed_tokens, new_tokens, extra_keys)]))
+
+    async def fork(self, child_count: int, *, reserve_tokens: int = 0, group: str = "") -> list["Sequence"]:
+        """Returns children that share the committed blocks and own a copy of the rest that is computed."""
+        self.require_usable()
+        call = self._pool.calls.fork(self.id, child_count, reserve_tokens=reserve_tokens, group=group)
+        reply = await self._pool.link.run(call)
+        return [Sequence(self._pool, child) for child in reply.children]
+
+    async def handoff(self, computed_tokens: int, new_tokens: Tokens = ()) -> str:
+        """Commits and gives the sequence away; returns the secret token to adopt it with, once.
+
+        The sequence ends here: this process touches its blocks no more. A token that nobody adopts within the
+        service's limit (30 s by default) releases it.
+        """
+        call = self._pool.calls.handoff(self.commit_item(computed_tokens, new_tokens))
+        with doubting([self]):
+            reply = await self._pool.link.run(call)
+        self.ended = True
+        return reply.handoff_token
+
+    async def release(self) -> None:
+        """Ends the sequence: committed blocks stay cached, the rest is free. Repeating it does nothing.
+
+        A session that has ended has released it already, so that is no error.
+        """
+        if self.ended:
+            return
+        call = self._pool.calls.release([cache.ReleaseItem(sequence_id=self.id)])
+        try:
+            reply = await self._pool.link.run(call)
+        except SessionGone:
+            self.ended = True
+            return
+        self.released(reply)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *rest: object) -> None:
+        try:
+            await self.release()
+        except HarborError:
+            # The error that ended the block says more than one that follows from it.
+            if exc_type is None:
+                raise

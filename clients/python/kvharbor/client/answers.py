@@ -1,0 +1,150 @@
+"""Reads replies into the values of `results`."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from kvharbor.client.errors import PoolNotFound
+from kvharbor.client.results import (
+    BlocksRemoved,
+    BlocksStored,
+    Lookup,
+    PinEnded,
+    PoolCounters,
+    PoolInfo,
+    PoolStats,
+    Progress,
+    SequenceT,
+    ServerInfo,
+    ServiceStats,
+    TenantStats,
+    Warm,
+    WatchEvent,
+)
+from kvharbor.v1 import cache_service_pb2, pool_service_pb2, types_pb2
+
+_DIGEST_BYTES = 32
+_Record = TypeVar("_Record", PoolStats, PoolCounters, TenantStats)
+
+
+def lookup(reply: cache_service_pb2.LookupResponse) -> Lookup:
+    """Reads a LookupResponse."""
+    return Lookup(reply.present_tokens, reply.cached_tokens)
+
+
+def warm(reply: cache_service_pb2.WarmupResponse, sequence: SequenceT | None) -> Warm[SequenceT]:
+    """Reads a WarmupResponse, whose sequence the caller has made its own kind of."""
+    ttl_s = seconds(reply.ttl) if reply.HasField("ttl") else None
+    return Warm(reply.pinned_tokens, reply.missing_tokens, ttl_s, sequence)
+
+
+def server_info(reply: pool_service_pb2.GetServerInfoResponse) -> ServerInfo:
+    """Reads a GetServerInfoResponse."""
+    return ServerInfo(
+        server_version=reply.server_version,
+        api_versions=tuple(reply.api_versions),
+        epoch=reply.epoch,
+        arena_kinds=tuple(reply.arena_kinds),
+        memory_bytes=reply.memory_bytes,
+        memory_available_bytes=reply.memory_available_bytes,
+        max_message_bytes=reply.max_message_bytes,
+        uptime_s=seconds(reply.uptime),
+    )
+
+
+def pool_info(message: types_pb2.PoolDescriptor) -> PoolInfo:
+    """Reads what tools need of a descriptor; a layout newer than this client is no obstacle."""
+    return PoolInfo(
+        pool_id=message.pool_id,
+        name=message.name,
+        epoch=message.epoch,
+        arena_kind=message.arena_kind,
+        model=message.layout.model,
+        block_tokens=message.layout.block_tokens,
+        block_count=message.block_count,
+        size_bytes=message.size_bytes,
+    )
+
+
+def service_stats(reply: cache_service_pb2.StatsResponse, pool_name: str | None) -> ServiceStats:
+    """Reads a StatsResponse; of the pools only the named one, if one is named."""
+    pools = tuple(_pool_stats(pool) for pool in reply.pools if pool_name in (None, pool.name))
+    if pool_name is not None and not pools:
+        raise pool_not_found(pool_name)
+    return ServiceStats(pools, reply.session_count)
+
+
+def only_pool(reply: cache_service_pb2.StatsResponse) -> PoolStats:
+    """Reads the StatsResponse of one pool."""
+    (pool,) = reply.pools
+    return _pool_stats(pool)
+
+
+def pool_not_found(name: str) -> PoolNotFound:
+    """Returns the error for a name that no pool of the tenant has."""
+    return PoolNotFound(
+        f"no pool is named {name!r}: look at list_pools(), or make it with open_pool()",
+        metadata={"name": name},
+    )
+
+
+def watch_events(reply: cache_service_pb2.WatchResponse) -> Iterator[WatchEvent]:
+    """Yields what one message of a watch tells, in order."""
+    kind = reply.WhichOneof("response")
+    if kind == "snapshot":
+        for stored in reply.snapshot.stored:
+            yield _stored(reply.snapshot.revision, stored)
+        if reply.snapshot.complete:
+            yield Progress(reply.snapshot.revision)
+    elif kind == "events":
+        for event in reply.events.events:
+            yield from _event(event)
+    elif kind == "progress":
+        yield Progress(reply.progress.revision)
+
+
+def seconds(duration: Duration) -> float:
+    """Returns a Duration in seconds."""
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _event(event: cache_service_pb2.WatchEvent) -> Iterator[WatchEvent]:
+    kind = event.WhichOneof("event")
+    if kind == "stored":
+        yield _stored(event.revision, event.stored)
+    elif kind == "removed":
+        yield BlocksRemoved(event.revision, _digests(event.removed.digests))
+    elif kind == "pin_ended":
+        yield PinEnded(event.revision, event.pin_ended.name, event.pin_ended.expired)
+
+
+def _stored(revision: int, stored: cache_service_pb2.StoredBlocks) -> BlocksStored:
+    return BlocksStored(
+        revision=revision,
+        parent_digest=stored.parent_digest,
+        digests=_digests(stored.digests),
+        block_ids=tuple(np.frombuffer(stored.blocks.block_ids, "<u4").tolist()),
+        generations=tuple(np.frombuffer(stored.blocks.generations, "<u8").tolist()),
+    )
+
+
+def _digests(joined: bytes) -> tuple[bytes, ...]:
+    return tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
+
+
+def _pool_stats(message: cache_service_pb2.PoolStats) -> PoolStats:
+    return _record(
+        PoolStats,
+        message,
+        counters=_record(PoolCounters, message.counters),
+        tenants=tuple(_record(TenantStats, tenant) for tenant in message.tenants),
+    )
+
+
+def _record(kind: type[_Record], message: Any, **nested: Any) -> _Record:
+    # The dataclasses have the fields of their messages; a test keeps them equal.
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in nested]
+    return kind(**{name: getattr(message, name) for name in names}, **nested)

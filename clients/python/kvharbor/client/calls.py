@@ -1,0 +1,255 @@
+"""The calls of the API as values: which method, which request, and what undoes it.
+
+Sync and asyncio clients send the same calls, so that what a call means exists once.
+"""
+
+import functools
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from kvharbor.client.descriptors import layout_message
+from kvharbor.client.errors import InvalidField
+from kvharbor.client.results import ExtraKey, Namespace
+from kvharbor.client.tokens import Tokens, prompt_bytes
+from kvharbor.gpumem import Layout
+from kvharbor.v1 import cache_service_pb2 as cache
+from kvharbor.v1 import pool_service_pb2 as pools
+from kvharbor.v1 import types_pb2
+
+Reply = TypeVar("Reply")
+_Request = TypeVar("_Request", bound=Message)
+NO_NAMESPACE = Namespace()
+LIST_PAGE_SIZE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Reply]):
+    """One unary call. `wait_s` is time it may take on purpose, beside the timeout.
+
+    `undo` makes the call that takes its effect back, for a caller that will never see the reply.
+    """
+
+    method: str
+    request: Message
+    wait_s: float = 0.0
+    undo: "Callable[[], Call[cache.ReleaseResponse]] | None" = None
+
+
+def get_server_info() -> Call[pools.GetServerInfoResponse]:
+    """Asks for versions and memory."""
+    return Call("GetServerInfo", pools.GetServerInfoRequest())
+
+
+def open_pool(name: str, layout: Layout, size_bytes: int) -> Call[pools.OpenPoolResponse]:
+    """Finds or makes a pool."""
+    message = layout_message(layout)
+    return Call("OpenPool", request(pools.OpenPoolRequest, name=name, layout=message, size_bytes=size_bytes))
+
+
+def list_pools(page_token: str) -> Call[pools.ListPoolsResponse]:
+    """Asks for a page of pools."""
+    return Call("ListPools", pools.ListPoolsRequest(page_size=LIST_PAGE_SIZE, page_token=page_token))
+
+
+def drop_pool(pool_id: str) -> Call[pools.DropPoolResponse]:
+    """Removes a pool."""
+    return Call("DropPool", pools.DropPoolRequest(pool_id=pool_id))
+
+
+def close_session() -> Call[pools.CloseSessionResponse]:
+    """Ends the session, with the assertion that nothing of it touches a block any more."""
+    return Call("CloseSession", pools.CloseSessionRequest())
+
+
+def stats() -> Call[cache.StatsResponse]:
+    """Asks for a snapshot of every pool."""
+    return Call("Stats", cache.StatsRequest())
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCalls:
+    """The calls on one pool."""
+
+    pool_id: str
+
+    def allocate(
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace,
+        extra_keys: Sequence[ExtraKey],
+        request_id: str | None,
+        wait_s: float,
+        **numbers: Any,
+    ) -> Call[cache.AllocateResponse]:
+        """Matches, holds and reserves; `numbers` are the request's other fields."""
+        request_id = request_id or new_request_id()
+        message = request(
+            cache.AllocateRequest,
+            pool_id=self.pool_id,
+            token_ids=prompt_bytes(tokens),
+            request_id=request_id,
+            **numbers,
+        )
+        _add_context(message, namespace, extra_keys)
+        if wait_s:
+            message.wait.CopyFrom(duration("wait_s", wait_s))
+        return Call("Allocate", message, wait_s, functools.partial(self._release_request, request_id))
+
+    def lookup(
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace,
+        extra_keys: Sequence[ExtraKey],
+        max_cached_tokens: int | None,
+    ) -> Call[cache.LookupResponse]:
+        """Asks what of a prompt is there."""
+        message = request(
+            cache.LookupRequest,
+            pool_id=self.pool_id,
+            token_ids=prompt_bytes(tokens),
+            max_cached_tokens=max_cached_tokens,
+        )
+        _add_context(message, namespace, extra_keys)
+        return Call("Lookup", message)
+
+    def warmup(
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace,
+        extra_keys: Sequence[ExtraKey],
+        ttl_s: float | None,
+        **fields: Any,
+    ) -> Call[cache.WarmupResponse]:
+        """Pins a prefix; `fields` are the request's name and present_only."""
+        message = request(cache.WarmupRequest, pool_id=self.pool_id, token_ids=prompt_bytes(tokens), **fields)
+        _add_context(message, namespace, extra_keys)
+        if ttl_s is not None:
+            message.ttl.CopyFrom(duration("ttl_s", ttl_s))
+        return Call("Warmup", message)
+
+    def unwarm(self, name: str) -> Call[cache.UnwarmResponse]:
+        """Ends a pin."""
+        return Call("Unwarm", request(cache.UnwarmRequest, pool_id=self.pool_id, name=name))
+
+    def fork(
+        self, sequence_id: str, child_count: int, *, reserve_tokens: int, group: str
+    ) -> Call[cache.ForkResponse]:
+        """Makes children."""
+        request_id = new_request_id()
+        message = request(
+            cache.ForkRequest,
+            pool_id=self.pool_id,
+            sequence_id=sequence_id,
+            child_count=child_count,
+            reserve_tokens=reserve_tokens,
+            request_id=request_id,
+            group=group,
+        )
+        # Not built unless needed: the service is the one to refuse a child_count of a billion.
+        undo = functools.partial(self._release_children, request_id, child_count)
+        return Call("Fork", message, undo=undo)
+
+    def adopt(self, handoff_token: str, *, request_id: str | None, group: str) -> Call[cache.AdoptResponse]:
+        """Takes a sequence that was handed off."""
+        request_id = request_id or new_request_id()
+        message = request(
+            cache.AdoptRequest,
+            pool_id=self.pool_id,
+            handoff_token=handoff_token,
+            request_id=request_id,
+            group=group,
+        )
+        return Call("Adopt", message, undo=functools.partial(self._release_request, request_id))
+
+    def extend(self, items: Iterable[cache.ExtendItem]) -> Call[cache.ExtendResponse]:
+        """Adds capacity."""
+        return Call("Extend", cache.ExtendRequest(pool_id=self.pool_id, items=items))
+
+    def commit(self, items: Iterable[cache.CommitItem]) -> Call[cache.CommitResponse]:
+        """Declares KV written."""
+        return Call("Commit", cache.CommitRequest(pool_id=self.pool_id, items=items))
+
+    def handoff(self, commit: cache.CommitItem) -> Call[cache.HandoffResponse]:
+        """Gives a sequence away."""
+        return Call("Handoff", cache.HandoffRequest(pool_id=self.pool_id, commit=commit))
+
+    def release(self, items: Iterable[cache.ReleaseItem]) -> Call[cache.ReleaseResponse]:
+        """Ends sequences."""
+        return Call("Release", cache.ReleaseRequest(pool_id=self.pool_id, items=items))
+
+    def evict_block(self, block_id: int, generation: int) -> Call[cache.EvictResponse]:
+        """Removes a cached block and its descendants."""
+        block = request(cache.EvictBlock, block_id=block_id, generation=generation)
+        return Call("Evict", cache.EvictRequest(pool_id=self.pool_id, block=block))
+
+    def evict_unheld(self) -> Call[cache.EvictResponse]:
+        """Removes every cached block that nobody holds."""
+        return Call("Evict", cache.EvictRequest(pool_id=self.pool_id, all_unheld=True))
+
+    def stats(self) -> Call[cache.StatsResponse]:
+        """Asks for a snapshot."""
+        return Call("Stats", cache.StatsRequest(pool_id=self.pool_id))
+
+    def watch(self, start_revision: int) -> cache.WatchRequest:
+        """Builds the request of a stream, which is no unary call."""
+        return request(cache.WatchRequest, pool_id=self.pool_id, start_revision=start_revision)
+
+    def _release_request(self, request_id: str) -> Call[cache.ReleaseResponse]:
+        return self.release([cache.ReleaseItem(request_id=request_id)])
+
+    def _release_children(self, request_id: str, child_count: int) -> Call[cache.ReleaseResponse]:
+        return self.release(cache.ReleaseItem(request_id=f"{request_id}/{child}") for child in range(child_count))
+
+
+def new_request_id() -> str:
+    """Returns an id that makes a call idempotent and undoable [C4]."""
+    return secrets.token_hex(8)
+
+
+def request(kind: Callable[..., _Request], **fields: Any) -> _Request:
+    """Builds a message; raises InvalidField for a value that its field cannot hold."""
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError) as failure:
+        values = {name: value for name, value in fields.items() if not isinstance(value, bytes)}
+        raise InvalidField.of(
+            "request", values, limit="values that the API's fields can hold", remedy=str(failure)
+        ) from None
+
+
+def duration(field: str, value_s: float) -> Duration:
+    """Returns seconds as a Duration, or raises InvalidField."""
+    if not 0 <= value_s < 2**31:
+        raise InvalidField.of(field, value_s, limit="seconds from 0 to 2**31", remedy="correct it")
+    return Duration(seconds=int(value_s), nanos=int(value_s % 1 * 1e9))
+
+
+def key_messages(extra_keys: Iterable[ExtraKey]) -> list[types_pb2.ExtraKey]:
+    """Returns extra keys as messages."""
+    return [request(types_pb2.ExtraKey, token_offset=key.token_offset, value=key.value) for key in extra_keys]
+
+
+def _add_context(
+    message: cache.AllocateRequest | cache.LookupRequest | cache.WarmupRequest,
+    namespace: Namespace,
+    extra_keys: Sequence[ExtraKey],
+) -> None:
+    if namespace != NO_NAMESPACE:
+        message.namespace.CopyFrom(
+            request(
+                types_pb2.NamespaceKey,
+                version=namespace.version,
+                adapter=namespace.adapter,
+                salt=namespace.salt,
+            )
+        )
+    if extra_keys:
+        message.extra_keys.extend(key_messages(extra_keys))

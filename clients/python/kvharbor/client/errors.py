@@ -1,0 +1,324 @@
+"""What can go wrong for a client, sorted by what the caller should do.
+
+    HarborError
+      CallerMistake       correct the call: InvalidField, LayoutInvalid, RequestTooLarge, CursorOutOfRange,
+                          MessageTooLarge, SessionRequired, AdminRequired
+      StateRefused        do not repeat it as it is: CommitBackwards, StaleGeneration, LayoutMismatch,
+                          PoolSizeMismatch, PoolInUse, BlockHeld, RequestIdReused, SequenceBusy,
+                          SequenceInDoubt, SequenceEnded
+      Full                make room or come again after `retry_after_s`: PoolExhausted, WarmBudgetExceeded,
+                          InsufficientMemory
+      Gone                start over: PoolNotFound, SequenceNotFound, PinNotFound, HandoffNotFound,
+                          BlockNotFound, RevisionCompacted, WatcherTooSlow
+        SessionGone       connect again: SessionLost, StaleEpoch, HarborClosed
+      Unavailable         repeat it later: ServiceUnreachable, Starting, Draining, DeadlineExceeded
+      ServiceBug          report it: InvariantViolation
+
+Each leaf has a constant `reason`, that of `kvharbor.v1.ErrorReason` where the service knows it. A reason
+that this client does not know becomes the group that its gRPC code stands for. Memory and layouts have
+their own tree, `kvharbor.gpumem.GpumemError`.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import grpc
+
+
+class HarborError(Exception):
+    """The root of what `kvharbor.client` raises on purpose.
+
+    `reason` names the cause for programs, `metadata` holds every value of the message as text, `code` is the
+    gRPC code, and `retry_after_s` is when to try again, where the service said so.
+    """
+
+    reason: str = ""
+    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+    outcome_unknown: ClassVar[bool] = False
+    """Whether the call may have taken effect although it failed."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.metadata = dict(metadata or {})
+        self.retry_after_s = retry_after_s
+
+
+class CallerMistake(HarborError):
+    """The call can never succeed as it is: correct it."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class InvalidField(CallerMistake):
+    """A field has a value that can never be right."""
+
+    reason = "INVALID_FIELD"
+
+    @classmethod
+    def of(cls, field: str, value: object, *, limit: str, remedy: str) -> Self:
+        """Builds the error for a value that was refused before anything was sent."""
+        text = repr(value)
+        text = text if len(text) <= 80 else f"{text[:77]}..."
+        return cls(
+            f"{field} is {text}, must be {limit}: {remedy}",
+            metadata={"field": field, "value": text, "limit": limit, "remedy": remedy},
+        )
+
+
+class LayoutInvalid(CallerMistake):
+    """The layout contradicts itself or a bound."""
+
+    reason = "LAYOUT_INVALID"
+
+
+class RequestTooLarge(CallerMistake):
+    """The request needs more blocks than the pool can ever give."""
+
+    reason = "REQUEST_TOO_LARGE"
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class CursorOutOfRange(CallerMistake):
+    """A cursor would pass the end of what is there."""
+
+    reason = "CURSOR_OUT_OF_RANGE"
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class MessageTooLarge(CallerMistake):
+    """The message is larger than gRPC carries here; the service has not seen it."""
+
+    reason = "MESSAGE_TOO_LARGE"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class SessionRequired(CallerMistake):
+    """The call needs a session, and the harbor was reached without a side socket."""
+
+    reason = "SESSION_REQUIRED"
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class AdminRequired(CallerMistake):
+    """The call is for administrators."""
+
+    reason = "ADMIN_REQUIRED"
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class StateRefused(HarborError):
+    """The state of things says no: repeating the call as it is will not help."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class CommitBackwards(StateRefused):
+    """computed_tokens went backwards."""
+
+    reason = "COMMIT_BACKWARDS"
+
+
+class StaleGeneration(StateRefused):
+    """A named block is not that content any more, or not in that place of the table."""
+
+    reason = "STALE_GENERATION"
+
+
+class LayoutMismatch(StateRefused):
+    """The pool exists with another layout; `metadata` has one key a differing field."""
+
+    reason = "LAYOUT_MISMATCH"
+
+
+class PoolSizeMismatch(StateRefused):
+    """The pool exists with another size."""
+
+    reason = "POOL_SIZE_MISMATCH"
+
+
+class PoolInUse(StateRefused):
+    """The pool is in use and cannot be dropped."""
+
+    reason = "POOL_IN_USE"
+
+
+class BlockHeld(StateRefused):
+    """The block or one of its descendants is held and cannot be evicted."""
+
+    reason = "BLOCK_HELD"
+
+
+class RequestIdReused(StateRefused):
+    """The request_id was used with other arguments."""
+
+    reason = "REQUEST_ID_REUSED"
+
+
+class SequenceBusy(StateRefused):
+    """A copy from or into the sequence is under way."""
+
+    reason = "SEQUENCE_BUSY"
+
+
+class SequenceInDoubt(StateRefused):
+    """An earlier call on the sequence ended without an answer, so its table and cursors are uncertain [C5]."""
+
+    reason = "SEQUENCE_IN_DOUBT"
+
+
+class SequenceEnded(StateRefused):
+    """The sequence was released or handed off by this process."""
+
+    reason = "SEQUENCE_ENDED"
+
+
+class Full(HarborError):
+    """There is no room now: free some, ask for less, or come again after `retry_after_s`."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class PoolExhausted(Full):
+    """The request does not fit now; `metadata` says what holds the memory."""
+
+    reason = "POOL_EXHAUSTED"
+
+
+class WarmBudgetExceeded(Full):
+    """The pin would exceed the pool's warm budget."""
+
+    reason = "WARM_BUDGET_EXCEEDED"
+
+
+class InsufficientMemory(Full):
+    """Not enough memory is left for the pool."""
+
+    reason = "INSUFFICIENT_MEMORY"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Gone(HarborError):
+    """What the call named is not there, or not any more."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class PoolNotFound(Gone):
+    """No such pool, or another tenant's."""
+
+    reason = "POOL_NOT_FOUND"
+
+
+class SequenceNotFound(Gone):
+    """The handle never existed, or belongs to another session."""
+
+    reason = "SEQUENCE_NOT_FOUND"
+
+
+class PinNotFound(Gone):
+    """No warm pin of that name in this tenant."""
+
+    reason = "PIN_NOT_FOUND"
+
+
+class HandoffNotFound(Gone):
+    """The hand-off token is unknown, used or expired."""
+
+    reason = "HANDOFF_NOT_FOUND"
+
+
+class BlockNotFound(Gone):
+    """That block does not hold that content."""
+
+    reason = "BLOCK_NOT_FOUND"
+
+
+class RevisionCompacted(Gone):
+    """The revision to resume a watch from is no longer kept: watch from 0."""
+
+    reason = "REVISION_COMPACTED"
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class WatcherTooSlow(Gone):
+    """The watch was cut off because it was read too slowly: watch again."""
+
+    reason = "WATCHER_TOO_SLOW"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class SessionGone(Gone):
+    """The session has ended, and with it all of its sequences."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class SessionLost(SessionGone):
+    """The service has ended the session, or has ended itself."""
+
+    reason = "SESSION_UNKNOWN"
+
+
+class StaleEpoch(SessionGone):
+    """The handle is of an earlier life of the service."""
+
+    reason = "STALE_EPOCH"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class HarborClosed(SessionGone):
+    """This process closed the harbor, or is a fork of the one that opened it."""
+
+    reason = "HARBOR_CLOSED"
+
+
+class Unavailable(HarborError):
+    """The service does not answer now; the same call may succeed later."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class ServiceUnreachable(Unavailable):
+    """Nobody answers at the address."""
+
+    reason = "SERVICE_UNREACHABLE"
+    outcome_unknown = True
+
+
+class Starting(Unavailable):
+    """The service is reserving memory."""
+
+    reason = "STARTING"
+
+
+class Draining(Unavailable):
+    """The service is shutting down."""
+
+    reason = "DRAINING"
+
+
+class DeadlineExceeded(Unavailable):
+    """No answer came within the call's deadline."""
+
+    reason = "DEADLINE_EXCEEDED"
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    outcome_unknown = True
+
+
+class ServiceBug(HarborError):
+    """The service failed in a way that it should not."""
+
+    code = grpc.StatusCode.INTERNAL
+    outcome_unknown = True
+
+
+class InvariantViolation(ServiceBug):
+    """A bug of kvharbor; the service process ends after it."""
+
+    reason = "INVARIANT_VIOLATION"

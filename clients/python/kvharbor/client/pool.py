@@ -1,0 +1,158 @@
+"""Pools of the synchronous client: with their memory, for workers, and without, for tools."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from typing import Any
+
+from kvharbor.client import answers, releases
+from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch
+from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
+from kvharbor.client.errors import HarborError
+from kvharbor.client.link import Link, Watch
+from kvharbor.client.memory import PoolMemory
+from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm
+from kvharbor.client.sequence import Sequence
+from kvharbor.client.sequence_state import doubting
+from kvharbor.client.tokens import Tokens
+
+
+class PoolHandle:
+    """A pool by name, without its memory: what tools and operators use. Threads may share it."""
+
+    def __init__(self, link: Link, pool_id: str, name: str) -> None:
+        self.id = pool_id
+        self.name = name
+        self.link = link
+        self.calls = PoolCalls(pool_id)
+
+    def lookup(
+        self,
+        tokens: Tokens,
+        *,
+        max_cached_tokens: int | None = None,
+        namespace: Namespace = NO_NAMESPACE,
+        extra_keys: Items[ExtraKey] = (),
+    ) -> Lookup:
+        """Tells what of a prompt is there. Changes nothing, recency neither."""
+        call = self.calls.lookup(
+            tokens, namespace=namespace, extra_keys=extra_keys, max_cached_tokens=max_cached_tokens
+        )
+        return answers.lookup(self.link.run(call))
+
+    def warmup_present(
+        self,
+        tokens: Tokens,
+        name: str,
+        ttl_s: float | None = None,
+        *,
+        namespace: Namespace = NO_NAMESPACE,
+        extra_keys: Items[ExtraKey] = (),
+    ) -> Warm[Any]:
+        """Pins what is there of a prefix against eviction, under a name, and reserves nothing for the rest."""
+        call = self.calls.warmup(
+            tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name, present_only=True
+        )
+        return answers.warm(self.link.run(call), None)
+
+    def unwarm(self, name: str) -> None:
+        """Ends a pin, or raises PinNotFound."""
+        self.link.run(self.calls.unwarm(name))
+
+    def evict_block(self, block_id: int, generation: int) -> int:
+        """Removes a cached block and its descendants, for administrators; returns how many blocks are free now."""
+        return self.link.run(self.calls.evict_block(block_id, generation)).evicted_block_count
+
+    def evict_unheld(self) -> int:
+        """Removes every cached block that nobody holds, for administrators; returns how many."""
+        return self.link.run(self.calls.evict_unheld()).evicted_block_count
+
+    def stats(self) -> PoolStats:
+        """Returns one consistent snapshot."""
+        return answers.only_pool(self.link.run(self.calls.stats()))
+
+    def watch(self, start_revision: int = 0) -> Watch:
+        """Streams the pool's index and its changes; from 0 the index comes first."""
+        return self.link.watch(self.calls.watch(start_revision))
+
+
+class Pool(PoolHandle):
+    """An open pool with its memory mapped. Ends with its harbor. Threads may share it."""
+
+    def __init__(self, link: Link, name: str, memory: PoolMemory, *, created: bool) -> None:
+        super().__init__(link, memory.pool_id, name)
+        self.memory = memory
+        self.created = created
+        self.descriptor = memory.descriptor
+        self.views = memory.views
+        self.block_tokens = memory.descriptor.layout.block_tokens
+
+    def allocate(
+        self,
+        tokens: Tokens,
+        *,
+        reserve_tokens: int = 0,
+        max_cached_tokens: int | None = None,
+        namespace: Namespace = NO_NAMESPACE,
+        extra_keys: Items[ExtraKey] = (),
+        request_id: str | None = None,
+        group: str = "",
+        wait_s: float = 0.0,
+    ) -> Sequence:
+        """Matches a prompt, holds what is there and reserves the rest, in one step.
+
+        `max_cached_tokens` bounds the match: None all tokens but one, as a model computes at least one for its
+        logits; 0 no reuse. `wait_s` is how long to wait for room. Idempotent by `request_id` while the sequence
+        lives; without one it gets its own, so that a call that runs out of time leaves nothing held [C4].
+
+        Raises RequestTooLarge when it can never fit, PoolExhausted when it does not fit now.
+        """
+        call = self.calls.allocate(
+            tokens,
+            namespace=namespace,
+            extra_keys=extra_keys,
+            request_id=request_id,
+            wait_s=wait_s,
+            reserve_tokens=reserve_tokens,
+            max_cached_tokens=max_cached_tokens,
+            group=group,
+        )
+        return Sequence(self, self.link.run(call).sequence)
+
+    def adopt(self, handoff_token: str, *, request_id: str | None = None, group: str = "") -> Sequence:
+        """Takes over a sequence that was handed off, or raises HandoffNotFound."""
+        call = self.calls.adopt(handoff_token, request_id=request_id, group=group)
+        return Sequence(self, self.link.run(call).sequence)
+
+    def extend_many(self, extends: Iterable[tuple[Sequence, int]]) -> list[HarborError | None]:
+        """Extends several sequences in one call; returns each one's refusal, or None."""
+        batch = ExtendBatch(self.calls, extends)
+        with doubting(batch.sequences):
+            return batch.outcomes(self.link.run(batch.call))
+
+    def commit_many(self, commits: Iterable[Commit[Sequence]]) -> list[CommitResult | HarborError]:
+        """Commits several sequences in one call; returns each one's result or refusal, in order."""
+        batch = CommitBatch(self.calls, commits)
+        with doubting(batch.sequences):
+            return batch.outcomes(self.link.run(batch.call))
+
+    def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
+        """Ends the session's sequences of a request_id or of a group; returns how many that were."""
+        item = releases.item(request_id, group)
+        return releases.sequence_count(self.link.run(self.calls.release([item])))
+
+    def warmup(
+        self,
+        tokens: Tokens,
+        name: str,
+        ttl_s: float | None = None,
+        *,
+        namespace: Namespace = NO_NAMESPACE,
+        extra_keys: Items[ExtraKey] = (),
+    ) -> Warm[Sequence]:
+        """Pins a prefix against eviction, for the tenant, under a name, until `ttl_s` or unwarm.
+
+        What is missing comes back as a sequence to compute and commit. Raises WarmBudgetExceeded.
+        """
+        call = self.calls.warmup(tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name)
+        reply = self.link.run(call)
+        return answers.warm(reply, Sequence(self, reply.sequence) if reply.HasField("sequence") else None)

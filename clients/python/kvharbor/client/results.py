@@ -1,0 +1,198 @@
+"""What calls take and give: frozen values."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+SequenceT = TypeVar("SequenceT")
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The caller's part of a namespace; blocks never match across namespaces.
+
+    `version` names the weights, `adapter` a LoRA or the like, `salt` separates users whose prompts must not
+    meet (at most 256 bytes).
+    """
+
+    version: str = ""
+    adapter: str = ""
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraKey:
+    """Tells equal placeholder tokens apart: what stands at `token_offset`, counted from the sequence's start."""
+
+    token_offset: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """An own block at `position` of the table whose content another block has already published."""
+
+    position: int
+    block_id: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did: tokens in published blocks, and the shadows among the blocks of this commit."""
+
+    committed_tokens: int
+    shadows: tuple[Shadow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Of a prompt: tokens in committed whole blocks, and tokens that an allocate would reuse now."""
+
+    present_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warm(Generic[SequenceT]):
+    """What is pinned of a prefix, and the sequence to compute and commit the rest with, if tokens are missing.
+
+    The sequence's cached_tokens equal pinned_tokens; release it after its last commit. `ttl_s` is what was
+    granted, by the service's clock; None: until unwarm.
+    """
+
+    pinned_tokens: int
+    missing_tokens: int
+    ttl_s: float | None
+    sequence: SequenceT | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The service: its versions, its life and its memory."""
+
+    server_version: str
+    api_versions: tuple[str, ...]
+    epoch: str
+    arena_kinds: tuple[str, ...]
+    memory_bytes: int
+    memory_available_bytes: int
+    max_message_bytes: int
+    uptime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """A pool as tools see it. `block_count` includes the scratch blocks."""
+
+    pool_id: str
+    name: str
+    epoch: str
+    arena_kind: str
+    model: str
+    block_tokens: int
+    block_count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounters:
+    """Totals since the pool was made; `PoolCounters` of cache_service.proto says what each counts."""
+
+    allocate_count: int
+    hit_count: int
+    prompt_token_count: int
+    reused_token_count: int
+    committed_block_count: int
+    shadow_block_count: int
+    evicted_block_count: int
+    refused_count: int
+    copied_block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """One tenant's part in a pool."""
+
+    tenant: str
+    committed_block_count: int
+    sequence_count: int
+    prompt_token_count: int
+    reused_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """One pool at one moment; free + reserved + active + cached + warm + quarantined = total [G5].
+
+    Scratch blocks are beside the total, shared ones are counted in their class as well.
+    """
+
+    pool_id: str
+    name: str
+    revision: int
+    total_block_count: int
+    scratch_block_count: int
+    free_block_count: int
+    reserved_block_count: int
+    active_block_count: int
+    cached_block_count: int
+    warm_block_count: int
+    quarantined_block_count: int
+    shared_block_count: int
+    block_bytes: int
+    used_bytes: int
+    total_bytes: int
+    sequence_count: int
+    pin_count: int
+    warm_budget_used_block_count: int
+    warm_budget_block_count: int
+    waiting_count: int
+    counters: PoolCounters
+    tenants: tuple[TenantStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStats:
+    """All pools that the caller may see, in order of name, and the sessions of the service."""
+
+    pools: tuple[PoolStats, ...]
+    session_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """A chain of published blocks, each the parent of the next, the first the child of `parent_digest`."""
+
+    revision: int
+    parent_digest: bytes
+    digests: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks that left the index."""
+
+    revision: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PinEnded:
+    """A warm pin that ended, by its ttl (`expired`) or by unwarm."""
+
+    revision: int
+    name: str
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Everything up to `revision` has been seen: the snapshot is complete, or nothing else happened."""
+
+    revision: int
+
+
+WatchEvent = BlocksStored | BlocksRemoved | PinEnded | Progress
+"""What a watch yields. A watch from 0 yields the index as BlocksStored first, then Progress."""

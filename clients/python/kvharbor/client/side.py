@@ -1,0 +1,201 @@
+"""The side socket: its life is the session's life, and descriptors travel on it (see side.proto).
+
+A frame is the length of its message as a little-endian uint32, then the message.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import weakref
+from dataclasses import dataclass
+from importlib import metadata
+
+from google.protobuf.message import DecodeError
+
+from kvharbor.client import refusals
+from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, ServiceBug, SessionLost
+from kvharbor.v1 import side_pb2, types_pb2
+
+API_VERSION = "v1"
+MAX_FRAME_BYTES = 64 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the service calls this session, and whom it takes it for."""
+
+    session_id: str
+    token: str
+    epoch: str
+    tenant: str
+    server_version: str
+
+
+class SideSocket:
+    """An open session. Ends it when closed, or when the process ends; made by `open`.
+
+    A forked child closes its copy at once: a session must not live on in a process that does not know of it.
+    Threads may share it.
+    """
+
+    def __init__(self, connection: socket.socket, path: str) -> None:
+        self._connection = connection
+        self._path = path
+        self._lock = threading.Lock()
+        self._forked = False
+        _open_sockets.add(self)
+
+    @classmethod
+    def open(cls, path: str, *, client_name: str, timeout_s: float) -> tuple["SideSocket", Session]:
+        """Connects and opens a session.
+
+        Raises ServiceUnreachable when nobody listens at `path`, DeadlineExceeded, or what the service refuses
+        the hello with.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(path)
+        except OSError as failure:
+            connection.close()
+            raise refusals.unreachable(path, failure.strerror or failure) from None
+        side = cls(connection, path)
+        try:
+            return side, side._hello(client_name)
+        except BaseException:
+            side.close()
+            raise
+
+    def attach(self, pool_id: str) -> tuple[types_pb2.PoolDescriptor, int]:
+        """Returns a pool's descriptor and the file descriptor of its memory, which becomes the caller's."""
+        request = side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id))
+        response, fd = self._exchange(request)
+        if response.WhichOneof("response") != "attached" or fd is None:
+            if fd is not None:
+                os.close(fd)
+            raise ServiceBug("the service answered an attach without the pool's memory")
+        return response.attached.descriptor, fd
+
+    @property
+    def lost(self) -> bool:
+        """Whether the other end is gone, and the session with it."""
+        # Asked with poll first: a socket with a timeout waits that long even in a non-blocking receive.
+        poll = select.poll()
+        try:
+            poll.register(self._connection, select.POLLIN)
+            return bool(poll.poll(0)) and self._connection.recv(1, socket.MSG_PEEK) == b""
+        except (OSError, ValueError):  # reset, or closed here
+            return True
+
+    def require_same_process(self) -> None:
+        """Raises HarborClosed in a fork of the process that opened the session."""
+        if self._forked:
+            raise HarborClosed("the harbor was opened by the parent of this process: connect again after a fork")
+
+    def close(self) -> None:
+        """Ends the session; repeated calls do nothing."""
+        self._connection.close()
+
+    def _close_in_child(self) -> None:
+        self._forked = True
+        self._connection.close()
+
+    def _hello(self, client_name: str) -> Session:
+        hello = side_pb2.Hello(
+            client_name=client_name, client_version=_client_version(), api_versions=[API_VERSION]
+        )
+        response, fd = self._exchange(side_pb2.SideRequest(hello=hello))
+        if fd is not None:
+            os.close(fd)
+        if response.WhichOneof("response") != "welcome":
+            raise ServiceBug("the service answered a hello with something else than a welcome")
+        welcome = response.welcome
+        return Session(
+            welcome.session_id, welcome.session_token, welcome.epoch, welcome.tenant, welcome.server_version
+        )
+
+    def _exchange(self, request: side_pb2.SideRequest) -> tuple[side_pb2.SideResponse, int | None]:
+        payload = request.SerializeToString()
+        with self._lock:
+            try:
+                # A service that refuses before it has read the request has closed its end: its answer is there.
+                with contextlib.suppress(BrokenPipeError):
+                    self._connection.sendall(_LENGTH.pack(len(payload)) + payload)
+                response, fd = self._receive()
+            except TimeoutError:
+                # A late answer would be taken for that of the next request.
+                self.close()
+                raise DeadlineExceeded(
+                    f"no answer on {self._path} in {self._connection.gettimeout():g} s: the session is closed, "
+                    f"connect again"
+                ) from None
+            except OSError as failure:
+                raise self._lost(failure.strerror or str(failure)) from None
+        if response.WhichOneof("response") == "refused":
+            if fd is not None:
+                os.close(fd)
+            raise refusals.from_refused(response.refused)
+        return response, fd
+
+    def _receive(self) -> tuple[side_pb2.SideResponse, int | None]:
+        head, ancillary, _, _ = self._connection.recvmsg(
+            _LENGTH.size, socket.CMSG_SPACE(struct.calcsize("i")), socket.MSG_CMSG_CLOEXEC
+        )
+        fds = [
+            struct.unpack("i", data[: struct.calcsize("i")])[0]
+            for level, kind, data in ancillary
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        ]
+        fd = fds[0] if fds else None
+        try:
+            length = _LENGTH.unpack(head + self._read(_LENGTH.size - len(head), after=head))[0]
+            if length > MAX_FRAME_BYTES:
+                raise ServiceBug(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+            return side_pb2.SideResponse.FromString(self._read(length, after=head)), fd
+        except DecodeError:
+            _close_fd(fd)
+            raise ServiceBug("a frame that is no SideResponse") from None
+        except BaseException:
+            _close_fd(fd)
+            raise
+
+    def _read(self, size_bytes: int, *, after: bytes) -> bytes:
+        if not after:
+            raise self._lost("closed by the service")
+        received = bytearray()
+        while len(received) < size_bytes:
+            piece = self._connection.recv(size_bytes - len(received))
+            if not piece:
+                raise self._lost("closed by the service")
+            received += piece
+        return bytes(received)
+
+    def _lost(self, cause: str) -> HarborError:
+        return SessionLost(f"the session's socket {self._path} has ended ({cause}): connect again")
+
+
+def _close_fd(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _client_version() -> str:
+    version = ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = f"/{metadata.version('kvharbor')}"
+    return f"kvharbor-python{version}"
+
+
+_open_sockets: "weakref.WeakSet[SideSocket]" = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    for side in list(_open_sockets):
+        side._close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

@@ -1,0 +1,201 @@
+"""The worker: prompts in, answers out, and every prefix that the pool already holds left alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvharbor.client import Pool
+from kvharbor.engines.transformers.batch import Admission, Batch
+from kvharbor.engines.transformers.errors import RequestInvalid
+from kvharbor.engines.transformers.forward import PoolModel
+from kvharbor.engines.transformers.layout import layout_for
+from kvharbor.engines.transformers.sampling import Sampling, greedy, sampler
+from kvharbor.engines.transformers.stream import LeavingStream, Question, Stream
+from kvharbor.gpumem import BlockViews
+
+DEFAULT_ADMISSION = Admission()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The answers to one prompt, and what they cost.
+
+    reused_tokens + computed_tokens = prompt_tokens. `time_to_first_token_s` runs from the prompt's Allocate
+    to its first chosen token, so prompts that came before it in the same call do not count.
+    """
+
+    prompt_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    time_to_first_token_s: float
+    answers: tuple[tuple[int, ...], ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first answer, its stop token included."""
+        return self.answers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A computed prompt and its first answer token, on their way to another worker.
+
+    Valid once and for as long as the pool keeps a hand-off (30 s).
+    """
+
+    handoff_token: str
+    prompt: tuple[int, ...]
+    first_token_id: int
+    reused_tokens: int
+    time_to_first_token_s: float
+
+
+class Worker:
+    """Generates with one model over one pool; the calling thread does the work, one call at a time.
+
+    The model attends by kvharbor's functions during a call and by its own between calls. `chunk_tokens`
+    bounds how much of a prompt goes into one step. Answers end with one of `stop_token_ids` (default: those
+    of the model's generation settings). `computing` chooses how the model reads the blocks. The worker holds
+    views of the pool: drop it before the pool's mapping closes.
+
+    Raises LayoutMismatch when the pool was opened for another model, AttentionUnsupported when the model
+    cannot run over views. Reads all weights once, to know that they are those of the pool.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pool: Pool,
+        *,
+        chunk_tokens: int = 512,
+        stop_token_ids: Sequence[int] | None = None,
+        computing: Callable[[Any, BlockViews], PoolModel] = PoolModel.in_place,
+    ) -> None:
+        if chunk_tokens < 1:
+            raise RequestInvalid("chunk_tokens", chunk_tokens, "at least 1", "512 suits most models")
+        layout = pool.descriptor.layout
+        wanted = layout_for(model, layout.block_tokens, layout.order)
+        layout.require_equal(replace(wanted, scratch_blocks=layout.scratch_blocks))
+        self._pool = pool
+        self._chunk_tokens = chunk_tokens
+        self._stop_token_ids = frozenset(_stop_tokens(model) if stop_token_ids is None else stop_token_ids)
+        self._vocabulary_size = int(model.config.vocab_size)
+        self._position_count = int(getattr(model.config, "max_position_embeddings", 2**31))
+        self._model = computing(model, pool.views)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        answer_count: int = 1,
+        admission: Admission = DEFAULT_ADMISSION,
+    ) -> list[Generation]:
+        """Answers prompts of token ids, each `answer_count` times; greedy unless `sampling` is given.
+
+        Computes of each prompt only what the pool does not hold. Several answers to one prompt share its
+        blocks by Fork. Blocks are published as they fill, and every sequence is released at the end, also on
+        an error. Raises RequestInvalid before anything is allocated; what the pool refuses comes through.
+        """
+        if answer_count < 1:
+            raise RequestInvalid("answer_count", answer_count, "at least 1", "ask for one answer or more")
+        for prompt in prompts:
+            self._check(prompt, max_new_tokens)
+        groups = [
+            [
+                Stream(self._question(prompt, (place, answer), max_new_tokens, sampling))
+                for answer in range(answer_count)
+            ]
+            for place, prompt in enumerate(prompts)
+        ]
+        for first, *others in groups:
+            first.forks = others
+        self._run([streams[0] for streams in groups], admission)
+        return [_generation(streams) for streams in groups]
+
+    def hand_over(
+        self, prompt: Sequence[int], *, sampling: Sampling | None = None, admission: Admission = DEFAULT_ADMISSION
+    ) -> Handover:
+        """Computes a prompt and its first answer token, and gives the sequence away for `take_over`."""
+        self._check(prompt, 1)
+        stream = LeavingStream(self._question(prompt, (0, 0), 1, sampling))
+        self._run([stream], admission)
+        cost = _generation([stream])
+        return Handover(
+            stream.handoff_token,
+            tuple(prompt),
+            stream.answer[0],
+            cost.reused_tokens,
+            cost.time_to_first_token_s,
+        )
+
+    def take_over(
+        self,
+        handover: Handover,
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        admission: Admission = DEFAULT_ADMISSION,
+    ) -> Generation:
+        """Goes on with what another worker computed; the answer is as if one worker had done it all.
+
+        `max_new_tokens` counts the first token too. Raises HandoffNotFound when the token was used or is too
+        old: compute the prompt again then.
+        """
+        self._check(handover.prompt, max_new_tokens)
+        stream = Stream(self._question(handover.prompt, (0, 0), max_new_tokens, sampling))
+        stream.token_ids.append(handover.first_token_id)
+        stream.reused_tokens = handover.reused_tokens
+        stream.time_to_first_token_s = handover.time_to_first_token_s
+        stream.start(self._pool.adopt(handover.handoff_token))
+        if stream.finished:
+            stream.stop()
+        else:
+            self._run([stream], admission)
+        return _generation([stream])
+
+    def _question(
+        self, prompt: Sequence[int], key: tuple[int, int], max_new_tokens: int, sampling: Sampling | None
+    ) -> Question:
+        choose = greedy if sampling is None else sampler(sampling, prompt_index=key[0], answer_index=key[1])
+        return Question(prompt, key, max_new_tokens, self._stop_token_ids, choose)
+
+    def _run(self, streams: Sequence[Stream], admission: Admission) -> None:
+        batch = Batch(self._model, self._pool, admission=admission, chunk_tokens=self._chunk_tokens)
+        with self._model.attending():
+            batch.run(streams)
+
+    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        if len(prompt) < 1:
+            raise RequestInvalid("the prompt's length", 0, "at least 1 token", "pass some tokens")
+        if max_new_tokens < 1:
+            raise RequestInvalid("max_new_tokens", max_new_tokens, "at least 1", "ask for a token or more")
+        if (longest := len(prompt) + max_new_tokens) > self._position_count:
+            limit = f"at most {self._position_count}, the model's positions"
+            raise RequestInvalid("prompt and new tokens", longest, limit, "shorten the prompt or the answer")
+        for extreme in (min(prompt), max(prompt)):
+            if not 0 <= extreme < self._vocabulary_size:
+                limit = f"from 0 to {self._vocabulary_size - 1}"
+                raise RequestInvalid("a token id", extreme, limit, "use this model's tokenizer")
+
+
+def _stop_tokens(model: Any) -> Sequence[int]:
+    settings = getattr(model, "generation_config", None)
+    stop = getattr(settings, "eos_token_id", None)
+    if stop is None:
+        return ()
+    return [stop] if isinstance(stop, int) else list(stop)
+
+
+def _generation(streams: Sequence[Stream]) -> Generation:
+    first = streams[0]
+    prompt_tokens = len(first.question.prompt)
+    reused_tokens = first.reused_tokens or 0
+    return Generation(
+        prompt_tokens=prompt_tokens,
+        reused_tokens=reused_tokens,
+        computed_tokens=prompt_tokens - reused_tokens,
+        time_to_first_token_s=first.time_to_first_token_s or 0.0,
+        answers=tuple(stream.answer for stream in streams),
+    )

@@ -1,0 +1,59 @@
+"""The command `kvharbor`. Each command imports what it needs when it runs: help must come at once."""
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from kvharbor.server.commands.demo import demo
+from kvharbor.server.commands.execute import execute
+from kvharbor.server.commands.health import health
+from kvharbor.server.commands.prefixes import lookup, unwarm, warm
+from kvharbor.server.commands.serve import serve
+from kvharbor.server.commands.stats import stats
+from kvharbor.server.commands.watch import watch
+from kvharbor.server.errors import CommandError, StartupError
+
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 2
+
+app = typer.Typer(
+    name="kvharbor",
+    help="One process owns a host's KV-cache memory; inference workers map it and share one prefix cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, stats, lookup, warm, unwarm, watch, health, demo):
+    app.command()(command)
+app.command("exec")(execute)
+
+
+def main() -> NoReturn:
+    """Runs the command line. What goes wrong is one line on stderr: exit status 2 at start-up, else 1."""
+    try:
+        app()
+    except StartupError as refused:
+        _fail(refused, EXIT_UNUSABLE)
+    except CommandError as refused:
+        _fail(refused, EXIT_FAILED)
+    except Exception as failure:
+        # The client is imported by the commands that need it, and only its errors mean an ordinary refusal.
+        if not _is_refusal(failure):
+            raise
+        _fail(failure, EXIT_FAILED)
+    sys.exit(0)
+
+
+def _is_refusal(failure: Exception) -> bool:
+    client = sys.modules.get("kvharbor.client")
+    return client is not None and isinstance(failure, client.HarborError)
+
+
+def _fail(failure: Exception, status: int) -> NoReturn:
+    typer.echo(f"kvharbor: {failure}", err=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

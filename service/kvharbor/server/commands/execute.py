@@ -1,0 +1,136 @@
+"""`kvharbor exec`: a session and a pool's memory for a command in any language.
+
+The command inherits the memory as descriptor 3, and the side socket: the session lives until the command and
+every process that it leaves behind are gone.
+"""
+
+import fcntl
+import os
+import socket as sockets
+import struct
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvharbor.server.commands.options import SocketOption
+from kvharbor.server.errors import CommandError
+
+if TYPE_CHECKING:
+    from kvharbor.v1 import side_pb2, types_pb2
+
+ARENA_FD = 3
+_LENGTH = struct.Struct("<I")
+_TIMEOUT_S = 10.0
+
+
+def execute(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
+    pool: Annotated[str, typer.Option("--pool", help="Name of an existing pool.")],
+    client_name: Annotated[str, typer.Option(help="Name of the session in logs. Default: the command.")] = "",
+    socket: SocketOption = None,
+) -> None:
+    """Runs COMMAND with a session of its own and the memory of a pool as file descriptor 3.
+
+    Its environment has KVHARBOR_SOCKET, KVHARBOR_SESSION_TOKEN (the metadata "kvharbor-session" of its gRPC
+    calls), KVHARBOR_POOL_ID and KVHARBOR_DESCRIPTOR (the pool's PoolDescriptor as JSON).
+    """
+    from google.protobuf import json_format
+
+    from kvharbor.client import address
+    from kvharbor.v1 import side_pb2
+
+    where = address.parse(socket)
+    if where.side_path is None:
+        raise CommandError(f"{where.target} has no side socket: name the Unix socket of the service")
+    side = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    side.settimeout(_TIMEOUT_S)
+    try:
+        side.connect(where.side_path)
+    except OSError as failure:
+        raise CommandError(f"cannot connect to {where.side_path}: {failure.strerror}") from None
+    hello = side_pb2.Hello(
+        client_name=client_name or command[0][-128:], client_version="kvharbor-exec", api_versions=["v1"]
+    )
+    welcome, _ = _ask(side, side_pb2.SideRequest(hello=hello))
+    token = welcome.welcome.session_token
+    opened = _open_pool(where.target, token, pool)
+    attached, fds = _ask(side, side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=opened.pool_id)))
+    _inherit(side, fds[0])
+    environment = {
+        **os.environ,
+        "KVHARBOR_SOCKET": where.target.removeprefix("unix:"),
+        "KVHARBOR_SESSION_TOKEN": token,
+        "KVHARBOR_POOL_ID": opened.pool_id,
+        "KVHARBOR_DESCRIPTOR": json_format.MessageToJson(
+            attached.attached.descriptor, indent=None, preserving_proto_field_name=True
+        ),
+    }
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as failure:
+        raise CommandError(f"cannot run {command[0]}: {failure.strerror}") from None
+
+
+def _open_pool(target: str, token: str, name: str) -> "types_pb2.PoolDescriptor":
+    """Opens the existing pool of that name, as it is, for the session."""
+    import grpc
+
+    from kvharbor.v1 import pool_service_pb2 as pb
+    from kvharbor.v1 import pool_service_pb2_grpc as rpc
+
+    metadata = (("kvharbor-session", token),)
+    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = rpc.PoolServiceStub(channel)
+        request = pb.ListPoolsRequest()
+        try:
+            while True:
+                page = stub.ListPools(request, metadata=metadata, timeout=_TIMEOUT_S)
+                for found in page.pools:
+                    if found.name == name:
+                        opening = pb.OpenPoolRequest(name=name, layout=found.layout)
+                        return stub.OpenPool(opening, metadata=metadata, timeout=_TIMEOUT_S).descriptor
+                request.page_token = page.next_page_token
+                if not request.page_token:
+                    raise CommandError(f"no pool {name!r}: a worker has to open it first, with its layout")
+        except grpc.RpcError as failure:
+            raise CommandError(f"cannot open pool {name!r}: {failure.details()}") from None
+
+
+def _ask(side: sockets.socket, request: "side_pb2.SideRequest") -> "tuple[side_pb2.SideResponse, list[int]]":
+    """Sends one request; returns the response and the descriptors that came with it."""
+    from kvharbor.v1 import side_pb2
+
+    encoded = request.SerializeToString()
+    try:
+        side.sendall(_LENGTH.pack(len(encoded)) + encoded)
+        head, fds, _, _ = sockets.recv_fds(side, _LENGTH.size, maxfds=1)
+        head += _rest(side, _LENGTH.size - len(head))
+        response = side_pb2.SideResponse.FromString(_rest(side, _LENGTH.unpack(head)[0]))
+    except OSError as failure:
+        raise CommandError(f"the service has closed the side socket: {failure.strerror or failure}") from None
+    if response.HasField("refused"):
+        raise CommandError(response.refused.message)
+    return response, fds
+
+
+def _rest(side: sockets.socket, size_bytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < size_bytes:
+        piece = side.recv(size_bytes - len(received))
+        if not piece:
+            raise ConnectionError("it ended in the middle of a frame")
+        received += piece
+    return bytes(received)
+
+
+def _inherit(side: sockets.socket, arena: int) -> None:
+    """Leaves exactly two descriptors to the command: the memory as ARENA_FD, the side socket above it."""
+    side.settimeout(None)
+    # Either may be number 3 now, so both move up before the memory takes its place.
+    kept_arena = fcntl.fcntl(arena, fcntl.F_DUPFD_CLOEXEC, ARENA_FD + 1)
+    kept_side = fcntl.fcntl(side.fileno(), fcntl.F_DUPFD, ARENA_FD + 1)
+    os.set_inheritable(kept_side, True)
+    side.close()
+    os.close(arena)
+    os.dup2(kept_arena, ARENA_FD, inheritable=True)
+    os.close(kept_arena)

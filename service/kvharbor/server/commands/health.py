@@ -1,0 +1,31 @@
+"""`kvharbor health`: for probes that cannot speak gRPC to a Unix socket."""
+
+from typing import Annotated
+
+import typer
+
+from kvharbor.server.commands.options import SocketOption
+from kvharbor.server.errors import CommandError
+
+
+def health(
+    timeout_s: Annotated[float, typer.Option(min=0.01, help="Seconds to wait for the answer.")] = 2.0,
+    socket: SocketOption = None,
+) -> None:
+    """Exits with 0 when the service is ready, with 1 when it is not or does not answer."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from kvharbor.client import address
+
+    target = address.parse(socket).target
+    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        try:
+            answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+        except grpc.RpcError as failure:
+            raise CommandError(f"no answer at {target}: {failure.code().name}") from None
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    typer.echo(state)
+    if state != "SERVING":
+        raise typer.Exit(1)

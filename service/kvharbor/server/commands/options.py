@@ -1,0 +1,81 @@
+"""Options that several commands share."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvharbor.server.errors import CommandError
+
+if TYPE_CHECKING:
+    from kvharbor.client import Harbor, Namespace
+
+SocketOption = Annotated[
+    str | None,
+    typer.Option("--socket", help="Where the service is: a socket path or HOST:PORT. Also KVHARBOR_SOCKET."),
+]
+PoolArgument = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
+PinArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pin.")]
+TokensOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens",
+        help="File with the tokens, - for stdin: little-endian uint32, or, if it is all digits, commas and "
+        "white space, ids as text.",
+    ),
+]
+IdsOption = Annotated[str | None, typer.Option("--ids", help="The tokens themselves: 1,2,3")]
+VersionOption = Annotated[str, typer.Option("--version", help="Part of the namespace: version of the weights.")]
+AdapterOption = Annotated[str, typer.Option("--adapter", help="Part of the namespace: adapter.")]
+SaltFileOption = Annotated[
+    str | None, typer.Option("--salt-file", help="Part of the namespace: file with the salt, a secret.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+def connected(socket: str | None) -> "Harbor":
+    """Returns a session with the service, the caller's to close."""
+    from kvharbor.client import connect
+
+    return connect(socket, client_name="kvharbor-cli")
+
+
+def namespace_of(version: str, adapter: str, salt_file: str | None) -> "Namespace":
+    """Returns the namespace of the options; a salt comes from a file, as arguments show in process listings."""
+    from kvharbor.client import Namespace
+
+    salt = b"" if salt_file is None else read_bytes(salt_file)
+    return Namespace(version=version, adapter=adapter, salt=salt)
+
+
+def tokens_of(tokens: str | None, ids: str | None) -> bytes | list[int]:
+    """Returns the tokens of exactly one of the two options."""
+    if (tokens is None) == (ids is None):
+        raise CommandError("name the tokens with either --tokens or --ids")
+    if ids is not None:
+        return _ids(ids)
+    data = read_bytes(tokens or "")
+    if data and not data.strip(b"0123456789, \t\r\n"):
+        return _ids(data.decode("ascii"))
+    return data
+
+
+def read_bytes(path: str) -> bytes:
+    """Returns what a file has, or stdin for "-"."""
+    import sys
+    from pathlib import Path
+
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as failure:
+        raise CommandError(f"cannot read {path}: {failure.strerror}") from None
+
+
+def _ids(text: str) -> list[int]:
+    parts = text.replace(",", " ").split()
+    # Not the text itself: what stands where token ids belong may be a prompt.
+    wrong = next((place for place, part in enumerate(parts) if not (part.isascii() and part.isdigit())), None)
+    if wrong is not None:
+        raise CommandError(f"token number {wrong} is no id; write whole numbers like 1,2,3")
+    return [int(part) for part in parts]

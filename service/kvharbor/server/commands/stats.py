@@ -1,0 +1,89 @@
+"""`kvharbor stats`: who holds how many blocks."""
+
+import dataclasses
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvharbor.server.commands.options import JsonOption, SocketOption, connected
+from kvharbor.server.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from kvharbor.client.results import PoolStats, ServiceStats
+
+_CLASSES = ("free", "reserved", "active", "cached", "warm", "quarantined")
+
+
+def stats(
+    pool: Annotated[str | None, typer.Option("--pool", help="Only the pool of this name.")] = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until interrupted.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval-s", min=0.1, help="Pause between two.")] = 1.0,
+    socket: SocketOption = None,
+) -> None:
+    """Shows one consistent snapshot of each pool.
+
+    Every block is in one class: free; reserved (held, not committed); active (committed and held); cached
+    (committed, held by nobody: evictable, still a hit); warm (pinned); quarantined (left by a lost session).
+    """
+    with connected(socket) as harbor:
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(harbor.stats(pool))))
+            while watch:
+                time.sleep(interval_s)
+                typer.echo(json.dumps(dataclasses.asdict(harbor.stats(pool))))
+            return
+
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console()
+        if not watch:
+            console.print(_table(harbor.stats(pool)))
+            return
+        with Live(_table(harbor.stats(pool)), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(_table(harbor.stats(pool)), refresh=True)
+
+
+def _table(snapshot: "ServiceStats") -> "RenderableType":
+    from rich.table import Table
+
+    if not snapshot.pools:
+        return f"no pools; {snapshot.session_count} sessions"
+    table = Table(title=f"{snapshot.session_count} sessions", title_justify="left")
+    table.add_column("")
+    for pool in snapshot.pools:
+        table.add_column(pool.name, justify="right")
+    columns = [_cells(pool) for pool in snapshot.pools]
+    for name in columns[0]:
+        table.add_row(name, *(cells[name] for cells in columns), end_section=name in ("total", "shared"))
+    return table
+
+
+def _cells(pool: "PoolStats") -> dict[str, str]:
+    cells = {
+        f"{name} blocks": f"{count:,} ({format_size(count * pool.block_bytes)})"
+        for name in _CLASSES
+        for count in [getattr(pool, f"{name}_block_count")]
+    }
+    cells["total"] = f"{pool.total_block_count:,} ({format_size(pool.total_bytes)})"
+    cells["shared"] = f"{pool.shared_block_count:,}"
+    counters = pool.counters
+    prompt_tokens = counters.prompt_token_count
+    reused = f" ({counters.reused_token_count / prompt_tokens:.0%})" if prompt_tokens else ""
+    return {
+        **cells,
+        "sequences": f"{pool.sequence_count:,}",
+        "waiting": f"{pool.waiting_count:,}",
+        "pins": f"{pool.pin_count:,}",
+        "prompt tokens": f"{prompt_tokens:,}",
+        "reused tokens": f"{counters.reused_token_count:,}{reused}",
+        "evicted blocks": f"{counters.evicted_block_count:,}",
+        "refused calls": f"{counters.refused_count:,}",
+    }

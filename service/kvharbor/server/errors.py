@@ -1,0 +1,182 @@
+"""Why the service refuses, beside what the pool and the memory say. Sorted by what the caller should do:
+
+ServerError
+├── SessionRequired, SessionUnknown, AdminRequired      the caller is not known, or not allowed
+├── PoolNotFound                                        unknown, or another tenant's
+├── StaleEpoch, PoolSizeMismatch, PoolInUse             state says no: do not retry unchanged
+├── RevisionCompacted, WatcherTooSlow                   gone: watch again from a snapshot
+└── Starting, Draining                                  not now: retry
+
+StartupError and CommandError are for the operator: they end a command with one line on stderr.
+"""
+
+from typing import ClassVar
+
+
+class StartupError(Exception):
+    """The service cannot start as it is configured. The message is one line and names the remedy."""
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked. The message is one line."""
+
+
+class ServerError(Exception):
+    """A refusal of the service itself. `reason` is stable; `metadata()` has every value of the message."""
+
+    reason: ClassVar[str]
+
+    def metadata(self) -> dict[str, str]:
+        """Returns the values of the message under the keys that errors.proto lists with the reason."""
+        return {}
+
+
+class SessionRequired(ServerError):
+    """The call needs a session."""
+
+    reason = "SESSION_REQUIRED"
+    remedy = 'open a side socket and send its session token as metadata "kvharbor-session"'
+
+    def __init__(self) -> None:
+        super().__init__(f"this call needs a session: {self.remedy}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"remedy": self.remedy}
+
+
+class SessionUnknown(ServerError):
+    """The token is of no live session."""
+
+    reason = "SESSION_UNKNOWN"
+
+    def __init__(self) -> None:
+        super().__init__("the session token is unknown or its session has ended: connect again")
+
+
+class AdminRequired(ServerError):
+    """The call is for administrators."""
+
+    reason = "ADMIN_REQUIRED"
+    remedy = "call as uid 0, as the user of the service, or as one of the setting admin_uids"
+
+    def __init__(self, uid: int | None) -> None:
+        self.uid = uid
+        super().__init__(f"uid {uid} is no administrator: {self.remedy}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"uid": str(self.uid), "remedy": self.remedy}
+
+
+class PoolNotFound(ServerError):
+    """The caller's tenant has no such pool, or the session has not opened it."""
+
+    reason = "POOL_NOT_FOUND"
+
+    def __init__(self, pool_id: str) -> None:
+        self.pool_id = pool_id
+        super().__init__(f"no pool {pool_id!r} here: open it in this session first")
+
+    def metadata(self) -> dict[str, str]:
+        return {"poolId": self.pool_id}
+
+
+class StaleEpoch(ServerError):
+    """The handle is of an earlier life of the service."""
+
+    reason = "STALE_EPOCH"
+
+    def __init__(self, epoch: str, *, current_epoch: str) -> None:
+        self.epoch = epoch
+        self.current_epoch = current_epoch
+        super().__init__(f"the handle is of epoch {epoch}, the service is in {current_epoch}: open the pool again")
+
+    def metadata(self) -> dict[str, str]:
+        return {"epoch": self.epoch, "currentEpoch": self.current_epoch}
+
+
+class PoolSizeMismatch(ServerError):
+    """The pool exists with another size."""
+
+    reason = "POOL_SIZE_MISMATCH"
+
+    def __init__(self, size_bytes: int, *, current_size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.current_size_bytes = current_size_bytes
+        super().__init__(
+            f"the pool was made with {current_size_bytes} bytes, not {size_bytes}: "
+            f"ask for that size or for 0, or drop the pool first"
+        )
+
+    def metadata(self) -> dict[str, str]:
+        return {"sizeBytes": str(self.size_bytes), "currentSizeBytes": str(self.current_size_bytes)}
+
+
+class PoolInUse(ServerError):
+    """Somebody holds the pool."""
+
+    reason = "POOL_IN_USE"
+
+    def __init__(self, *, session_count: int, sequence_count: int, pin_count: int) -> None:
+        self.session_count = session_count
+        self.sequence_count = sequence_count
+        self.pin_count = pin_count
+        super().__init__(
+            f"the pool is in use by {session_count} other sessions, {sequence_count} sequences and "
+            f"{pin_count} warm pins: end them first"
+        )
+
+    def metadata(self) -> dict[str, str]:
+        return {
+            "sessionCount": str(self.session_count),
+            "sequenceCount": str(self.sequence_count),
+            "pinCount": str(self.pin_count),
+        }
+
+
+class RevisionCompacted(ServerError):
+    """The events after that revision are not all kept any more."""
+
+    reason = "REVISION_COMPACTED"
+
+    def __init__(self, start_revision: int, *, compact_revision: int) -> None:
+        self.start_revision = start_revision
+        self.compact_revision = compact_revision
+        super().__init__(
+            f"events after revision {start_revision} are gone, those after {compact_revision} are kept: "
+            f"watch again from 0"
+        )
+
+    def metadata(self) -> dict[str, str]:
+        return {"startRevision": str(self.start_revision), "compactRevision": str(self.compact_revision)}
+
+
+class WatcherTooSlow(ServerError):
+    """The watcher fell behind by more than the service keeps."""
+
+    reason = "WATCHER_TOO_SLOW"
+
+    def __init__(self, pending_event_count: int, *, limit: str) -> None:
+        self.pending_event_count = pending_event_count
+        self.limit = limit
+        super().__init__(f"{pending_event_count} events were not read in time, {limit} are kept: watch again from 0")
+
+    def metadata(self) -> dict[str, str]:
+        return {"pendingEventCount": str(self.pending_event_count), "limit": self.limit}
+
+
+class Starting(ServerError):
+    """The service is not ready yet."""
+
+    reason = "STARTING"
+
+    def __init__(self) -> None:
+        super().__init__("the service is starting: retry")
+
+
+class Draining(ServerError):
+    """The service is shutting down."""
+
+    reason = "DRAINING"
+
+    def __init__(self) -> None:
+        super().__init__("the service is shutting down: retry when it is back")

@@ -1,0 +1,69 @@
+"""The service's addresses: a Unix socket for gRPC and one for side connections, and TCP by choice."""
+
+import socket
+from pathlib import Path
+
+import grpc
+
+from kvharbor.server.errors import StartupError
+from kvharbor.server.paths import SocketAccess, SocketPaths, bind_published
+
+
+def listen_unix(server: grpc.aio.Server, paths: SocketPaths, access: SocketAccess) -> None:
+    """Binds gRPC to the service's Unix socket."""
+    bind_published(paths.grpc, access, lambda name: server.add_insecure_port(f"unix:{name}"))
+
+
+def listen_side(paths: SocketPaths, access: SocketAccess) -> socket.socket:
+    """Returns the listening side socket, the caller's to close."""
+
+    def bind(name: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(name)
+            listener.listen(128)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    return bind_published(paths.side, access, bind)
+
+
+def listen_tcp(server: grpc.aio.Server, address: str, port_file: Path) -> str:
+    """Binds gRPC to HOST:PORT and returns the address with its real port, which `port_file` has as well.
+
+    A name stands for the first address that it resolves to. Raises StartupError when the address is taken
+    or is not this host's.
+    """
+    host, _, port = address.rpartition(":")
+    found = _resolved(host.strip("[]"), int(port), address)
+    _require_free(found, address)
+    numeric = f"[{found[0]}]" if ":" in found[0] else found[0]
+    try:
+        bound_port = server.add_insecure_port(f"{numeric}:{found[1]}")
+    except RuntimeError:
+        raise StartupError(f"cannot listen at {address}: somebody else has just taken it") from None
+    port_file.write_text(f"{bound_port}\n", encoding="ascii")
+    return f"{numeric}:{bound_port}"
+
+
+def _resolved(host: str, port: int, address: str) -> tuple[str, int]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as failure:
+        raise StartupError(f"cannot listen at {address}: {failure.strerror}") from None
+    return str(found[0][4][0]), port
+
+
+def _require_free(found: tuple[str, int], address: str) -> None:
+    """Binds and lets go: gRPC itself tells no cause, and writes lines of its own to stderr."""
+    family = socket.AF_INET6 if ":" in found[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Like gRPC's own socket: connections of a dead service that linger must not hold up its successor.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(found)
+            probe.listen(1)
+        except OSError as failure:
+            raise StartupError(f"cannot listen at {address}: {failure.strerror}; set another address") from None

@@ -1,0 +1,191 @@
+"""Who owns a socket path, and how a socket appears there.
+
+gRPC alone takes over the path of a running server without a word, and whoever of the two stops first
+deletes it for both. So a lock file beside the socket, locked for life, decides who owns the path; and gRPC
+never sees the path itself: a socket is bound under a private name, gets its mode and group, and is renamed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from kvharbor.server.errors import StartupError
+
+T = TypeVar("T")
+
+MAX_PATH_BYTES = 107
+"""The kernel's limit for a Unix socket's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPaths:
+    """The files of one service: absolute paths of the gRPC socket and of what lies beside it."""
+
+    grpc: Path
+    side: Path
+    lock: Path
+    port: Path
+
+    @property
+    def target(self) -> str:
+        """The address that gRPC clients in this file system use."""
+        return f"unix:{self.grpc}"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketAccess:
+    """Who may connect: a file mode, and a group by name or None."""
+
+    mode: int
+    group: str | None
+
+
+def socket_paths(path: str) -> SocketPaths:
+    """Returns the paths that belong to the gRPC socket `path`; a relative one counts from the working directory.
+
+    Raises StartupError when a socket's path is longer than the kernel takes.
+    """
+    # Clients write "unix:/path", and KVHARBOR_SOCKET is for both.
+    grpc = Path(os.path.abspath(path.removeprefix("unix:")))  # noqa: PTH100 - resolve() would follow a link at the path itself
+    side = Path(str(grpc).removesuffix(".sock") + ".side")
+    # Whole names: "poetry.sock" must not claim "poetry.lock".
+    paths = SocketPaths(grpc, side, lock=Path(f"{grpc}.lock"), port=Path(f"{grpc}.port"))
+    for each in (paths.grpc, paths.side):
+        length = len(os.fsencode(each))
+        if length > MAX_PATH_BYTES:
+            raise StartupError(
+                f"the socket path {each} has {length} bytes, at most {MAX_PATH_BYTES} are possible: "
+                f"choose a shorter one"
+            )
+    return paths
+
+
+@contextlib.contextmanager
+def claimed(paths: SocketPaths) -> Iterator[None]:
+    """Owns the paths while the context lasts, and leaves none of them behind.
+
+    Sockets of a dead service are taken away. Raises StartupError, with nothing changed, when another
+    service lives there, when something else than a socket lies there, or when the directory does not serve.
+    """
+    _require_directory(paths.grpc)
+    for each in (paths.grpc, paths.side):
+        _require_replaceable(each)
+    with contextlib.ExitStack() as undo:
+        lock = _locked(paths)
+        undo.callback(os.close, lock)
+        # Unlinked while still held: whoever opened it meanwhile sees that it locked a dead file.
+        undo.callback(paths.lock.unlink, missing_ok=True)
+        for each in (paths.grpc, paths.side):
+            _require_unserved(each)
+        # Only from here on is what lies at these paths ours to remove.
+        _unlink(paths)
+        undo.callback(_unlink, paths)
+        yield
+
+
+def bind_published(path: Path, access: SocketAccess, bind: Callable[[str], T]) -> T:
+    """Calls `bind` with a private name, sets mode and group of the socket it makes, and moves it to `path`.
+
+    The private name goes through a directory descriptor, so it is short whatever the path's length, and
+    does not exist any more when gRPC unlinks it at its end.
+    """
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    private = f".{os.getpid()}.new"
+    made = path.with_name(private)
+    previous = os.umask(0o177)
+    try:
+        bound = bind(f"/proc/self/fd/{directory}/{private}")
+    finally:
+        os.umask(previous)
+        os.close(directory)
+    try:
+        if access.group is not None:
+            _set_group(made, access.group)
+        made.chmod(access.mode)
+        made.rename(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    return bound
+
+
+def _set_group(path: Path, group: str) -> None:
+    try:
+        shutil.chown(path, group=group)
+    except PermissionError:
+        raise StartupError(
+            f"the sockets cannot get the group {group!r}: start as root or as a member of that group"
+        ) from None
+
+
+def _require_directory(path: Path) -> None:
+    parent = path.parent
+    if not parent.exists():
+        raise StartupError(f"the directory {parent} of the socket does not exist: create it or set another socket")
+    if not parent.is_dir():
+        raise StartupError(f"{parent}, where the socket shall be, is no directory: set another socket")
+
+
+def _require_replaceable(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as failure:
+        raise StartupError(f"cannot use the socket path {path}: {failure.strerror}") from None
+    if not stat.S_ISSOCK(mode):
+        raise StartupError(f"{path} exists and is no socket: remove it or set another socket")
+
+
+def _locked(paths: SocketPaths) -> int:
+    while True:
+        try:
+            lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as failure:
+            raise StartupError(f"cannot create {paths.lock} beside the socket: {failure.strerror}") from None
+        try:
+            # Held through the descriptor, and by every fork that inherits it: none is made without exec.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as failure:
+            os.close(lock)
+            if failure.errno != errno.EWOULDBLOCK:
+                raise StartupError(f"cannot lock {paths.lock}: {failure.strerror}") from None
+            raise StartupError(f"another kvharbor serves {paths.grpc}: stop it or set another socket") from None
+        if _is_at(lock, paths.lock):
+            return lock
+        os.close(lock)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Tells whether the open file is still the one at `path`: its last owner may just have unlinked it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _require_unserved(path: Path) -> None:
+    """Raises StartupError when a program that knows nothing of our lock listens at `path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+        except OSError as failure:
+            cause = failure.strerror or str(failure)
+            raise StartupError(f"cannot use the socket path {path}: {cause}") from None
+    raise StartupError(f"another program listens at {path}: stop it or set another socket")
+
+
+def _unlink(paths: SocketPaths) -> None:
+    for each in (paths.grpc, paths.side, paths.port):
+        each.unlink(missing_ok=True)

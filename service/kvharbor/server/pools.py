@@ -1,0 +1,293 @@
+"""The pools of the service: made from one memory budget, found by tenant and name, named by id."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from kvharbor.gpumem import (
+    ArenaTooSmall,
+    Descriptor,
+    HostArena,
+    InsufficientMemory,
+    Layout,
+    Mapping,
+    ReservationCancelled,
+    block_count_for,
+    copy_blocks,
+)
+from kvharbor.pool import Pool, PoolConfig
+from kvharbor.pool.errors import InvalidField
+from kvharbor.server.admission import Admission
+from kvharbor.server.errors import (
+    Draining,
+    PoolInUse,
+    PoolNotFound,
+    PoolSizeMismatch,
+    ServerError,
+    SessionUnknown,
+    StaleEpoch,
+)
+from kvharbor.server.event_log import EventLog
+from kvharbor.server.owner import Crash, PoolOwner
+from kvharbor.server.sessions import Peer, Session
+from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
+from kvharbor.server.turns import Turns
+from kvharbor.server.wire import identity_of
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class ServedPool:
+    """A pool with its memory and its owner. `sessions` has those that opened it."""
+
+    pool_id: str
+    tenant: str
+    name: str
+    size_bytes: int
+    descriptor: Descriptor
+    arena: HostArena
+    mapping: Mapping
+    owner: PoolOwner
+    admission: Admission
+    copier: ThreadPoolExecutor
+    sessions: set[Session]
+
+    @property
+    def pool(self) -> Pool:
+        """The pool itself, to read from."""
+        return self.owner.pool
+
+    async def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copies whole blocks off the event loop, one copy of the pool after the other."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.copier, copy_blocks, self.mapping, self.descriptor, pairs)
+
+    async def close(self, reason: ServerError) -> None:
+        """Ends watches with `reason`, waits for what is under way and gives the memory back."""
+        self.events.end_with(reason)
+        self.admission.give_up_all(reason)
+        await self.owner.close()
+        self.copier.shutdown(wait=True)
+        self.mapping.close()
+        self.arena.close()
+
+    @property
+    def events(self) -> EventLog:
+        """What happened to the index of late."""
+        return self.owner.events
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedPool:
+    """A pool as one session sees it: its calls' order, and how its sequences' handles begin."""
+
+    served: ServedPool
+    turns: Turns
+    handle_prefix: str
+
+
+class Pools:
+    """All pools. Memory is booked before it is reserved, so that two openings cannot have the same bytes."""
+
+    def __init__(
+        self, settings: Settings, *, memory_bytes: int, epoch: str, clock: Callable[[], float], crash: Crash
+    ) -> None:
+        self.memory_bytes = memory_bytes
+        self.memory_available_bytes = memory_bytes
+        self.epoch = epoch
+        self._settings = settings
+        self._clock = clock
+        self._crash = crash
+        self._by_id: dict[str, ServedPool] = {}
+        self._by_name: dict[tuple[str, str], ServedPool] = {}
+        self._making: dict[tuple[str, str], asyncio.Task[ServedPool]] = {}
+        self._next_number = 1
+        self._closing = False
+
+    async def open(self, session: Session, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
+        """Opens a pool for a session, making it if need be; the flag tells whether this call made it."""
+        _check_name(name)
+        if size_bytes < 0:
+            raise InvalidField(
+                field="size_bytes", value=size_bytes, limit="0 or more", remedy="leave it 0 for what is left"
+            )
+        key = (session.peer.tenant, name)
+        created = False
+        served = self._by_name.get(key)
+        if served is None:
+            making = self._making.get(key)
+            if making is None:
+                created = True
+                making = asyncio.create_task(self._make(key, layout, size_bytes))
+                self._making[key] = making
+                making.add_done_callback(lambda _: self._making.pop(key))
+            served = await asyncio.shield(making)
+        served.descriptor.layout.require_equal(layout)
+        if size_bytes not in (0, served.size_bytes):
+            raise PoolSizeMismatch(size_bytes, current_size_bytes=served.size_bytes)
+        if session.ended:
+            raise SessionUnknown
+        if served.pool_id not in session.opened:
+            served.pool.open_session(session.number, session.peer.tenant)
+            served.sessions.add(session)
+            prefix = f"{served.pool_id}.{session.number}."
+            session.opened[served.pool_id] = OpenedPool(served, Turns(), prefix)
+        return served, created
+
+    def visible(self, peer: Peer, pool_id: str) -> ServedPool:
+        """Returns a pool that the caller may see; raises PoolNotFound, for another tenant's too, or StaleEpoch."""
+        served = self._by_id.get(pool_id)
+        if served is None or not _may_see(peer, served):
+            raise self.unknown(pool_id)
+        return served
+
+    def unknown(self, pool_id: str) -> ServerError:
+        """Returns the error for a pool_id that names nothing here."""
+        epoch, _, number = pool_id.partition(".")
+        if epoch != self.epoch and re.fullmatch(r"[0-9a-f]{12}", epoch) and re.fullmatch(r"[0-9]{1,18}", number):
+            return StaleEpoch(epoch, current_epoch=self.epoch)
+        return PoolNotFound(pool_id[:80])
+
+    def all_visible(self, peer: Peer) -> list[ServedPool]:
+        """Returns the pools that the caller may see, in order of name."""
+        seen = [served for served in self._by_id.values() if _may_see(peer, served)]
+        return sorted(seen, key=lambda served: (served.name, served.tenant))
+
+    async def drop(self, session: Session, pool_id: str) -> bool:
+        """Removes a pool; False if there is none of that id. Raises PoolInUse."""
+        served = self._by_id.get(pool_id)
+        if served is None or not _may_see(session.peer, served):
+            return False
+        usage = served.pool.usage()
+        others = len(served.sessions - {session})
+        if others or usage.sequence_count or usage.pin_count:
+            raise PoolInUse(session_count=others, sequence_count=usage.sequence_count, pin_count=usage.pin_count)
+        del self._by_id[pool_id]
+        del self._by_name[served.tenant, served.name]
+        session.opened.pop(pool_id, None)
+        await served.close(PoolNotFound(pool_id))
+        self.memory_available_bytes += served.descriptor.size_bytes
+        log.info("pool dropped", pool=pool_id, name=served.name, tenant=served.tenant)
+        return True
+
+    async def end_session(self, session: Session, opened: OpenedPool) -> int:
+        """Takes a session out of a pool once its calls under way have ended; returns the sequences released."""
+        served, number = opened.served, session.number
+        served.admission.give_up(session, SessionUnknown())
+        await served.owner.run(opened.turns, lambda: served.pool.end_session(number))
+        # The side socket's end is taken for the proof that the session's processes are gone.
+        released_count = await served.owner.run(opened.turns, lambda: served.pool.session_quiet(number))
+        served.sessions.discard(session)
+        return released_count
+
+    async def close(self, reason: ServerError) -> None:
+        """Closes every pool; for shutdown, after the last session."""
+        self._closing = True
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        for served in self._by_id.values():
+            await served.close(reason)
+
+    def end_watches(self, reason: ServerError) -> None:
+        """Ends the watches and waiting Allocates of every pool with `reason`; no more pools are made."""
+        self._closing = True
+        for served in self._by_id.values():
+            served.events.end_with(reason)
+            served.admission.give_up_all(reason)
+
+    async def _make(self, key: tuple[str, str], layout: Layout, size_bytes: int) -> ServedPool:
+        tenant, name = key
+        rules = self._settings.pool_rules(name)
+        asked_bytes = size_bytes or rules.size or self.memory_available_bytes
+        if asked_bytes > self.memory_available_bytes:
+            raise InsufficientMemory(
+                asked_bytes, available_bytes=self.memory_available_bytes, limited_by="the setting memory"
+            )
+        descriptor = _described(layout, asked_bytes)
+        self.memory_available_bytes -= descriptor.size_bytes
+        try:
+            arena, mapping = await asyncio.to_thread(_reserved, descriptor, f"kvharbor-{name}", lambda: self._closing)
+        except BaseException as failure:
+            self.memory_available_bytes += descriptor.size_bytes
+            if isinstance(failure, ReservationCancelled):
+                raise Draining from None
+            raise
+        pool = Pool(
+            PoolConfig(
+                block_count=descriptor.block_count - layout.scratch_blocks,
+                block_tokens=layout.block_tokens,
+                scratch_blocks=layout.scratch_blocks,
+                identity=identity_of(layout),
+                min_reuse_tokens=rules.min_reuse_tokens or 0,
+                warm_budget_ratio=rules.warm_budget_ratio or 0.0,
+            )
+        )
+        owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
+        served = ServedPool(
+            pool_id=f"{self.epoch}.{self._next_number}",
+            tenant=tenant,
+            name=name,
+            size_bytes=asked_bytes,
+            descriptor=descriptor,
+            arena=arena,
+            mapping=mapping,
+            owner=owner,
+            admission=Admission(owner),
+            copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{name}"),
+            sessions=set(),
+        )
+        self._next_number += 1
+        self._by_id[served.pool_id] = self._by_name[key] = served
+        log.info(
+            "pool made",
+            pool=served.pool_id,
+            name=name,
+            tenant=tenant,
+            block_count=descriptor.block_count,
+            scratch_block_count=layout.scratch_blocks,
+            block_bytes=layout.block_bytes,
+            size_bytes=descriptor.size_bytes,
+            unused_bytes=asked_bytes - descriptor.size_bytes,
+        )
+        return served
+
+
+def _reserved(descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> tuple[HostArena, Mapping]:
+    """Makes and reserves the memory; blocks for as long as the kernel takes to zero it."""
+    arena = HostArena.create(descriptor.size_bytes, name=name)
+    try:
+        arena.reserve(cancelled=cancelled)
+        return arena, arena.map()
+    except BaseException:
+        arena.close()
+        raise
+
+
+def _described(layout: Layout, size_bytes: int) -> Descriptor:
+    try:
+        return layout.descriptor(block_count_for(size_bytes, layout))
+    except ArenaTooSmall as refused:
+        raise InvalidField(
+            field="size_bytes",
+            value=f"{size_bytes} bytes, less than one block beside {refused.scratch_blocks} scratch blocks",
+            limit=f"at least {refused.needed_bytes} bytes",
+            remedy="ask for more, or use smaller blocks",
+        ) from None
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(POOL_NAME_PATTERN, name):
+        raise InvalidField(
+            field="name",
+            value=repr(name[:70]),
+            limit="1 to 64 of letters, digits, '.', '_' and '-'",
+            remedy="choose such a name",
+        )
+
+
+def _may_see(peer: Peer, served: ServedPool) -> bool:
+    return peer.administrator or peer.tenant == served.tenant

@@ -1,0 +1,153 @@
+"""Every setting of the service, once, with its meaning and default. `sources.py` says where values come from."""
+
+import grp
+import os
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from kvharbor.server.sizes import Share, parse_size, parse_size_or_share
+
+DEFAULT_SOCKET = "/run/kvharbor/kvharbor.sock"
+POOL_NAME_PATTERN = r"[A-Za-z0-9._-]{1,64}"
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} has no unit; write a string, e.g. "2GiB"')
+    return parse_size(value)
+
+
+def _size_or_share(value: object) -> object:
+    if isinstance(value, Share):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} has no unit; write a string, e.g. "2GiB" or "80%"')
+    return parse_size_or_share(value)
+
+
+def _mode(value: object) -> int:
+    try:
+        mode = int(value.removeprefix("0o"), 8) if isinstance(value, str) else value
+    except ValueError:
+        mode = None
+    if not isinstance(mode, int) or not 0 <= mode <= 0o777:
+        raise ValueError(f'{value!r} is no file mode; write octal digits, e.g. "0660"')
+    return mode
+
+
+def _group(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            grp.getgrnam(value)
+        except KeyError:
+            raise ValueError(f"there is no group {value!r} on this system; create it or name another") from None
+    return value
+
+
+def _address(value: object) -> object:
+    if value is None:
+        return None
+    form = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/]+):([0-9]{1,5})", str(value))
+    if form is None or int(form[2]) > 65535:
+        raise ValueError(f'{value!r} is no address; write HOST:PORT, e.g. "127.0.0.1:50051" or "[::1]:0"')
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+
+
+class PoolSettings(BaseModel):
+    """Rules of the pools of one name; what is not set follows the setting of the same name beside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: Size | None = Field(default=None, description="Memory of the pool where OpenPool leaves it open.")
+    warm_budget_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
+    min_reuse_tokens: int | None = Field(default=None, ge=0, description="As the setting outside.")
+
+
+class Settings(BaseModel):
+    """The settings of `kvharbor serve`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    socket: str = Field(
+        default=DEFAULT_SOCKET,
+        min_length=1,
+        description="Path of the Unix socket for gRPC. Beside it lie the side socket, the lock and the port file.",
+    )
+    socket_mode: Annotated[int, BeforeValidator(_mode)] = Field(
+        default=0o600, description="File mode of both sockets, octal. Whoever may write may use the service."
+    )
+    socket_group: Annotated[str | None, BeforeValidator(_group)] = Field(
+        default=None, description="Group of both sockets. Unset: that of the process."
+    )
+    listen: Annotated[str | None, BeforeValidator(_address)] = Field(
+        default=None,
+        description="HOST:PORT for gRPC over TCP, in clear text and beside the socket. Port 0: any free one.",
+    )
+    memory: Annotated[int | Share, BeforeValidator(_size_or_share)] = Field(
+        default=parse_size_or_share("80%"),
+        description="Memory for all pools: an amount, or a share of the room on the machine and in its cgroups.",
+    )
+    warm_budget_ratio: float = Field(default=0.25, ge=0, le=1, description="Part of a pool that warm pins may hold.")
+    min_reuse_tokens: int = Field(default=0, ge=0, description="Matches shorter than this are not reused.")
+    pools: dict[Annotated[str, Field(pattern=f"^{POOL_NAME_PATTERN}$")], PoolSettings] = Field(
+        default_factory=dict, description="Tables [pools.NAME] with rules for the pools of that name."
+    )
+    tenants: dict[int, Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]] = Field(
+        default_factory=dict, description='Names of tenants by user id. Others are called "uid-<uid>".'
+    )
+    anonymous_tenant: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        pattern=r"^[ -~]+$",
+        description="Tenant of callers without a session, for Lookup, Watch and Stats. Unset: they may not.",
+    )
+    admin_uids: frozenset[int] = Field(
+        default=frozenset(), description="Administrators, beside uid 0 and the user of the service."
+    )
+    handoff_ttl_s: float = Field(
+        default=30.0, gt=0, le=86400, description="How long a hand-off token waits for its Adopt."
+    )
+    hello_timeout_s: float = Field(
+        default=5.0, gt=0, le=3600, description="How long a side socket may stay without Hello."
+    )
+    watch_backlog: Size = Field(
+        default=4 * 2**20, description='Events kept a pool for watchers that are behind or resume, e.g. "4MiB".'
+    )
+    watch_progress_s: float = Field(
+        default=5.0, gt=0, le=3600, description="Pause after which an idle watch gets progress."
+    )
+    max_message_bytes: int = Field(
+        default=16 * 2**20, ge=2**20, le=2**30, description="Largest gRPC message; 2^20 tokens need 4 MiB."
+    )
+    max_sessions: int = Field(default=1024, ge=1, le=100_000, description="Side sockets open at a time.")
+    grace_s: float = Field(default=5.0, ge=0, le=3600, description="How long calls in flight may take at shutdown.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+    log_format: Literal["json", "console"] = Field(
+        default="json", description="One JSON object a line, or text for people."
+    )
+
+    def pool_rules(self, name: str) -> PoolSettings:
+        """Returns the rules of pools called `name`, with nothing but the size left unset."""
+        own = self.pools.get(name, PoolSettings())
+        ratio, reuse = own.warm_budget_ratio, own.min_reuse_tokens
+        return PoolSettings.model_construct(
+            size=own.size,
+            warm_budget_ratio=self.warm_budget_ratio if ratio is None else ratio,
+            min_reuse_tokens=self.min_reuse_tokens if reuse is None else reuse,
+        )
+
+    def tenant_of(self, uid: int) -> str:
+        """Returns the tenant that processes of user `uid` belong to."""
+        return self.tenants.get(uid, f"uid-{uid}")
+
+    def administrates(self, uid: int) -> bool:
+        """Tells whether processes of user `uid` are administrators."""
+        return uid in (0, os.geteuid()) or uid in self.admin_uids

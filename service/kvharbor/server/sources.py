@@ -1,0 +1,112 @@
+"""Where settings come from: flags win over the environment, that over the file, that over the defaults.
+
+The environment has them as KVHARBOR_NAME, tables and lists as JSON; the file is TOML. A key that no setting
+has is refused, with the nearest one named, wherever it stands.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from kvharbor.server.errors import StartupError
+from kvharbor.server.settings import PoolSettings, Settings
+
+PREFIX = "KVHARBOR_"
+# What `kvharbor exec` tells its command, and the file itself: no settings, but ours.
+_OTHER_VARIABLES = frozenset({"KVHARBOR_CONFIG", "KVHARBOR_SESSION_TOKEN", "KVHARBOR_POOL_ID", "KVHARBOR_DESCRIPTOR"})
+# Kubernetes sets these in every container beside a Service called "kvharbor".
+_SERVICE_LINK = re.compile(r"KVHARBOR(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\w+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The settings, and for each its winning source: "flag", "environment", "file" or "default"."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> LoadedSettings:
+    """Reads and validates every setting. `flags` holds those given; None stands for not given.
+
+    `file` wins over the variable KVHARBOR_CONFIG; without either no file is read. Raises StartupError for
+    the first thing wrong, with setting, source, value and remedy.
+    """
+    if file is None and environment.get("KVHARBOR_CONFIG"):
+        file = Path(environment["KVHARBOR_CONFIG"])
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    by_source = {
+        "file": {} if file is None else _from_file(file),
+        "environment": _from_environment(environment),
+        "flag": {name: value for name, value in flags.items() if value is not None},
+    }
+    for source, found in by_source.items():
+        values.update(found)
+        origins.update(dict.fromkeys(found, source))
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as failure:
+        raise StartupError(_explained(failure, origins)) from None
+    return LoadedSettings(settings, origins)
+
+
+def _from_file(file: Path) -> dict[str, object]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise StartupError(f"cannot read the settings file {file}: {failure.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+        raise StartupError(f"the settings file {file} is no TOML: {failure}") from None
+    for name in values:
+        if name not in Settings.model_fields:
+            raise StartupError(f"the settings file {file} has the {_unknown(name, Settings.model_fields)}")
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or _SERVICE_LINK.fullmatch(variable):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in Settings.model_fields:
+            known = [PREFIX + field.upper() for field in Settings.model_fields]
+            raise StartupError(f"the environment has the {_unknown(variable, known)}")
+        values[name] = _from_json(variable, text) if _is_structured(name) else text
+    return values
+
+
+def _is_structured(name: str) -> bool:
+    return typing.get_origin(Settings.model_fields[name].annotation) in (dict, frozenset)
+
+
+def _from_json(variable: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as failure:
+        raise StartupError(f"{variable} must be JSON: {failure}") from None
+
+
+def _explained(failure: ValidationError, origins: Mapping[str, str]) -> str:
+    error = failure.errors(include_url=False)[0]
+    name = str(error["loc"][0])
+    place = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    if error["type"] == "extra_forbidden":
+        model: type[BaseModel] = PoolSettings if name == "pools" else Settings
+        return f"{name} has the {_unknown(str(error['loc'][-1]), model.model_fields)}"
+    why = error["msg"].removeprefix("Value error, ")
+    shown = "" if error["type"] == "value_error" else f"{str(error['input'])[:80]!r}: "
+    return f"setting {place} ({origins.get(name, 'default')}): {shown}{why}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return f"unknown setting {name!r}; did you mean {near[0]!r}?"

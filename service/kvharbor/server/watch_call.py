@@ -1,0 +1,105 @@
+"""Watch: a snapshot of the index in pieces, then events as they come, each tenant its own."""
+
+from collections.abc import AsyncIterator, Iterator
+
+from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.events import BlocksStored
+from kvharbor.server.errors import SessionUnknown
+from kvharbor.server.event_log import stored_blocks
+from kvharbor.server.gate import Callers, Context, Gate, streamed
+from kvharbor.server.pools import Pools, ServedPool
+from kvharbor.server.sessions import Session
+from kvharbor.v1 import cache_service_pb2 as pb
+from kvharbor.v1 import cache_service_pb2_grpc as rpc
+
+# About 350 KB a message: far below any message limit, and few enough to a snapshot.
+_PIECE_BLOCKS = 8192
+_PIECE_BYTES = 256 * 1024
+
+
+class WatchCall(rpc.CacheServiceServicer):
+    """The call of CacheService that streams."""
+
+    def __init__(self, gate: Gate, callers: Callers, pools: Pools, *, progress_s: float) -> None:
+        self.gate = gate
+        self._callers = callers
+        self._pools = pools
+        self._progress_s = progress_s
+
+    @streamed
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        peer = self._callers.peer(context)
+        session = self._callers.session_or_none(context)
+        served = self._pools.visible(peer, request.pool_id)
+        if request.start_revision:
+            position = _resumed(served, request.start_revision)
+        else:
+            # Taken in one step, so that the events from `position` on are those after the snapshot.
+            position, revision = served.events.end, served.pool.revision
+            chains = served.pool.index_chains(served.tenant)
+            for piece in _pieces(chains, revision):
+                yield pb.WatchResponse(snapshot=piece)
+        async for response in self._follow(served, position, session):
+            yield response
+
+    async def _follow(
+        self, served: ServedPool, position: int, session: Session | None
+    ) -> AsyncIterator[pb.WatchResponse]:
+        events = served.events
+        while True:
+            batch = events.read(position, _PIECE_BYTES)
+            position += len(batch)
+            if batch:
+                changes = [pb.WatchEvent.FromString(recorded.encoded) for recorded in batch]
+                yield pb.WatchResponse(events=pb.WatchEvents(events=changes))
+            elif events.ended_by is not None:
+                raise events.ended_by
+            elif session is not None and session.ended:
+                raise SessionUnknown
+            elif not await events.wait_beyond(position, self._progress_s):
+                progress = pb.WatchProgress(revision=served.pool.revision)
+                yield pb.WatchResponse(progress=progress)
+
+
+def _resumed(served: ServedPool, start_revision: int) -> int:
+    """Returns the position of the first event after a revision that the caller has seen."""
+    revision = served.pool.revision
+    if not 0 < start_revision <= revision:
+        raise InvalidField(
+            field="start_revision",
+            value=start_revision,
+            limit=f"0 to the present revision {revision}",
+            remedy="resume from a revision of this pool, or watch from 0",
+        )
+    return served.events.position_after(start_revision)
+
+
+def _pieces(chains: list[BlocksStored], revision: int) -> Iterator[pb.WatchSnapshot]:
+    """Cuts a snapshot into messages; at least one, the last marked complete."""
+    piece = pb.WatchSnapshot(revision=revision)
+    block_count = 0
+    for chain in chains:
+        for part in _parts(chain):
+            if block_count + len(part.digests) > _PIECE_BLOCKS and block_count:
+                yield piece
+                piece, block_count = pb.WatchSnapshot(revision=revision), 0
+            piece.stored.append(stored_blocks(part))
+            block_count += len(part.digests)
+    piece.complete = True
+    yield piece
+
+
+def _parts(chain: BlocksStored) -> Iterator[BlocksStored]:
+    parent_digest = chain.parent_digest
+    for first in range(0, len(chain.digests), _PIECE_BLOCKS):
+        end = first + _PIECE_BLOCKS
+        digests = chain.digests[first:end]
+        yield BlocksStored(
+            chain.revision,
+            chain.tenant,
+            parent_digest,
+            digests,
+            chain.block_ids[first:end],
+            chain.generations[first:end],
+        )
+        parent_digest = digests[-1]

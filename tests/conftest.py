@@ -1,0 +1,79 @@
+"""Services to test against: fresh ones for a test or a module, and one that cheap tests share."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.leaks import no_leaks as no_leaks
+from service_process import ServiceProcess
+
+StartService = Callable[..., ServiceProcess]
+"""Starts a service and waits until it is ready. Keywords are flags of `kvharbor serve`; `socket` and
+`environment` are the place and additional variables."""
+
+SMALL_MEMORY = "64MiB"
+
+
+@pytest.fixture(scope="module")
+def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartService]:
+    """Starts services that live until the end of the module."""
+    with starting(tmp_path_factory.mktemp("service")) as start:
+        yield start
+
+
+@pytest.fixture
+def start_fresh(tmp_path: Path) -> Iterator[StartService]:
+    """Starts services that live until the end of the test."""
+    with starting(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def service(start_fresh: StartService) -> ServiceProcess:
+    """A fresh service."""
+    return start_fresh()
+
+
+@pytest.fixture(scope="session")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """One service for all tests that only need some pool: each opens pools of names of its own."""
+    with starting(tmp_path_factory.mktemp("shared")) as start:
+        yield start()
+
+
+@pytest.fixture
+def harbor(shared_service: ServiceProcess) -> str:
+    """The socket path of the shared service."""
+    return str(shared_service.socket)
+
+
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[StartService]:
+    """Starts services in `folder`, and ends them.
+
+    Each that still runs at the end has to stop on SIGTERM with status 0, and none may leave a file beside its
+    socket or a traceback, except those that a test has killed.
+    """
+    started: list[ServiceProcess] = []
+
+    def start(
+        *, socket: Path | None = None, environment: dict[str, str] | None = None, **flags: str
+    ) -> ServiceProcess:
+        flags.setdefault("memory", SMALL_MEMORY)
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        place = socket or folder / f"kv{len(started)}.sock"
+        started.append(ServiceProcess(place, *arguments, environment=environment))
+        started[-1].wait_for("ready")
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        running = [service for service in started if service.process.poll() is None]
+        statuses = [service.stop() for service in running]
+    assert statuses == [0] * len(running), "\n".join(service.log for service in running)
+    orderly = [service for service in started if service.process.returncode == 0]
+    assert [path for service in orderly for path in service.files()] == []
+    assert [service.log for service in started if "Traceback" in service.log] == []

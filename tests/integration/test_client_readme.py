@@ -1,0 +1,49 @@
+"""The examples of the client's README run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvharbor import client
+from service_process import ServiceProcess
+
+pytestmark = pytest.mark.slow
+README = Path(client.__file__).parents[2] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def run(example: str, socket: str) -> str:
+    # Without torch: the examples promise to need numpy alone.
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"import sys\nsys.modules['torch'] = None\n{example}"],
+        env={"KVHARBOR_SOCKET": socket, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout
+
+
+def test_the_worker_reuses_its_prompt_and_answers_the_same(shared_service: ServiceProcess) -> None:
+    """The second answer reuses the prompt's whole blocks and has the same tokens."""
+    first, second = run(EXAMPLES[0], shared_service.target).splitlines()
+    assert first.startswith("100 prompt tokens, 0 reused: [")
+    assert second.startswith("100 prompt tokens, 96 reused: [")
+    answers = [line.partition(": ")[2] for line in (first, second)]
+    assert answers[0] == answers[1]
+    assert len(set(re.findall(r"\d+", answers[0]))) > 1
+
+
+def test_the_worker_fits_on_one_screen() -> None:
+    """What a newcomer has to read stays short."""
+    assert len(EXAMPLES[0].splitlines()) <= 60
+
+
+def test_the_asyncio_example_serves_its_prompts(shared_service: ServiceProcess) -> None:
+    """Eight prompts of 64 tokens, all committed."""
+    assert run(EXAMPLES[1], shared_service.target) == f"{[64] * 8}\n"

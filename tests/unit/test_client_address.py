@@ -1,0 +1,61 @@
+"""Where a service is."""
+
+import pytest
+
+from kvharbor.client import InvalidField
+from kvharbor.client.address import DEFAULT_SOCKET, Address, parse
+from kvharbor.client.sizes import size_bytes
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("unix:/run/h/kv.sock", Address("unix:/run/h/kv.sock", "/run/h/kv.side")),
+        ("unix:///run/h/kv.sock", Address("unix:/run/h/kv.sock", "/run/h/kv.side")),
+        ("/run/h/kv.sock", Address("unix:/run/h/kv.sock", "/run/h/kv.side")),
+        ("/run/h/kv", Address("unix:/run/h/kv", "/run/h/kv.side")),
+        ("localhost:7070", Address("localhost:7070", None)),
+        ("[::1]:7070", Address("[::1]:7070", None)),
+    ],
+)
+def test_a_target_names_the_channel_and_the_side_socket_beside_it(target: str, expected: Address) -> None:
+    """The ending .sock becomes .side, else .side is appended; TCP has none."""
+    assert parse(target) == expected
+
+
+def test_without_a_target_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KVHARBOR_SOCKET first, the well-known path otherwise."""
+    monkeypatch.setenv("KVHARBOR_SOCKET", "/tmp/other.sock")
+    assert parse(None).target == "unix:/tmp/other.sock"
+    monkeypatch.delenv("KVHARBOR_SOCKET")
+    assert parse(None).target == f"unix:{DEFAULT_SOCKET}"
+
+
+@pytest.mark.parametrize("target", ["", "relative/path.sock", "unix:relative.sock", "host:", "host:port", ":7070"])
+def test_what_is_no_target_is_refused_with_the_forms_that_are(target: str) -> None:
+    """The remedy is in the message."""
+    with pytest.raises(InvalidField, match="target"):
+        parse(target)
+
+
+def test_a_path_that_no_socket_can_have_is_refused_with_the_limit() -> None:
+    """The kernel takes 107 bytes; the side socket's path may be the longer one."""
+    assert parse("/" + "x" * 101 + ".sock").side_path is not None
+    with pytest.raises(InvalidField, match="at most 107 bytes"):
+        parse("/" + "x" * 102 + ".sock" + "y")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(None, 0), (4096, 4096), ("4096", 4096), ("1GiB", 2**30), ("1.5 gib", 3 * 2**29), ("2MB", 2_000_000)],
+)
+def test_sizes_are_read_as_people_write_them(size: str | int | None, expected: int) -> None:
+    """Binary and decimal units, any case; None leaves the choice to the service."""
+    assert size_bytes(size) == expected
+
+
+@pytest.mark.parametrize("size", ["", "big", "-1", "1 parsec", 0, -5, 1.5])
+def test_what_is_no_size_is_refused(size: str | int) -> None:
+    """Zero too: an empty pool is a mistake, not a default."""
+    with pytest.raises(InvalidField, match="size"):
+        size_bytes(size)

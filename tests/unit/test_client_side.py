@@ -1,0 +1,192 @@
+"""The side socket against a peer that misbehaves; the real service is in the integration tests."""
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvharbor.client import (
+    DeadlineExceeded,
+    HarborError,
+    ServiceBug,
+    ServiceUnreachable,
+    SessionLost,
+    SessionRequired,
+)
+from kvharbor.client.side import SideSocket
+from kvharbor.v1 import errors_pb2, side_pb2, types_pb2
+
+WELCOME = side_pb2.SideResponse(
+    welcome=side_pb2.Welcome(session_id="s1", session_token="secret", epoch="e1", tenant="uid-1")
+)
+Peer = Callable[[Callable[[socket.socket], None]], str]
+
+
+def frame(response: side_pb2.SideResponse) -> bytes:
+    payload = response.SerializeToString()
+    return struct.pack("<I", len(payload)) + payload
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[Peer]:
+    """Starts a listener whose one connection is served by a function; joins it at the end."""
+    threads: list[threading.Thread] = []
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = str(tmp_path / "s.side")
+    listener.bind(path)
+    listener.listen()
+
+    def start(serve: Callable[[socket.socket], None]) -> str:
+        def run() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                serve(connection)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return path
+
+    yield start
+    for thread in threads:
+        thread.join(10)
+    listener.close()
+
+
+def read_request(connection: socket.socket) -> side_pb2.SideRequest:
+    (length,) = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))
+    return side_pb2.SideRequest.FromString(connection.recv(length, socket.MSG_WAITALL))
+
+
+def open_side(path: str, timeout_s: float = 5.0) -> SideSocket:
+    side, _ = SideSocket.open(path, client_name="w", timeout_s=timeout_s)
+    return side
+
+
+def test_the_hello_says_who_the_client_is(peer: Peer) -> None:
+    """Name, library with version, and the API version; the welcome becomes the session."""
+    requests: list[side_pb2.SideRequest] = []
+
+    def serve(connection: socket.socket) -> None:
+        requests.append(read_request(connection))
+        connection.sendall(frame(WELCOME))
+        connection.recv(1)
+
+    side, session = SideSocket.open(peer(serve), client_name="w", timeout_s=5.0)
+    assert (session.session_id, session.token, session.epoch, session.tenant) == ("s1", "secret", "e1", "uid-1")
+    assert (requests[0].hello.client_name, list(requests[0].hello.api_versions)) == ("w", ["v1"])
+    assert requests[0].hello.client_version.startswith("kvharbor-python")
+    assert not side.lost
+    side.close()
+
+
+def test_a_frame_may_arrive_byte_by_byte_and_with_its_descriptor(peer: Peer) -> None:
+    """A stream has no borders; the descriptor comes with the first byte and is not inherited by a child."""
+    attached = side_pb2.SideResponse(attached=side_pb2.Attached(descriptor=types_pb2.PoolDescriptor(pool_id="p")))
+    read_end, write_end = os.pipe()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        for byte in frame(WELCOME):
+            connection.sendall(bytes([byte]))
+        read_request(connection)
+        data = frame(attached)
+        socket.send_fds(connection, [data[:1]], [write_end])
+        for byte in data[1:]:
+            connection.sendall(bytes([byte]))
+
+    side = open_side(peer(serve))
+    descriptor, fd = side.attach("p")
+    os.write(fd, b"x")
+    assert (descriptor.pool_id, os.read(read_end, 1), os.get_inheritable(fd)) == ("p", b"x", False)
+    for each in (fd, read_end, write_end):
+        os.close(each)
+    side.close()
+
+
+def test_a_refused_hello_is_the_error_of_its_reason(peer: Peer) -> None:
+    """Refused carries reason, message and metadata."""
+    refused = side_pb2.SideResponse(
+        refused=side_pb2.Refused(
+            reason=errors_pb2.ERROR_REASON_SESSION_REQUIRED, message="no", metadata={"a": "b"}
+        )
+    )
+    with pytest.raises(SessionRequired, match="no") as error:
+        open_side(peer(lambda connection: connection.sendall(frame(refused))))
+    assert error.value.metadata == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"", SessionLost),
+        (b"\x01\x00", SessionLost),
+        (b"\x10\x00\x00\x00half", SessionLost),
+        (b"\xff\xff\xff\xff", ServiceBug),
+        (b"\x02\x00\x00\x00\xff\xff", ServiceBug),
+        (frame(side_pb2.SideResponse()), ServiceBug),
+        (frame(side_pb2.SideResponse(attached=side_pb2.Attached())), ServiceBug),
+    ],
+)
+def test_a_peer_that_breaks_the_protocol_is_a_typed_error(
+    peer: Peer, answer: bytes, expected: type[HarborError]
+) -> None:
+    """Cut off at any place, oversized, garbage, empty, or the answer to something else."""
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+    with pytest.raises(expected):
+        open_side(peer(serve))
+
+
+def test_a_silent_peer_is_given_up_at_the_deadline(peer: Peer) -> None:
+    """A late answer would be taken for the next one, so the session is closed."""
+
+    def serve(connection: socket.socket) -> None:
+        while connection.recv(4096):
+            pass
+
+    with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+        open_side(peer(serve), timeout_s=0.05)
+
+
+def test_the_end_of_the_service_is_seen_on_the_socket(peer: Peer) -> None:
+    """`lost` needs no call to the service."""
+    end = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(frame(WELCOME))
+        end.wait(10)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+    side = open_side(peer(serve))
+    assert not side.lost
+    end.set()
+    with pytest.raises(SessionLost):
+        side.attach("p")
+    assert side.lost
+    side.close()
+    assert side.lost
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "dead"])
+def test_nobody_at_the_path_is_said_with_the_remedy(tmp_path: Path, kind: str) -> None:
+    """A path that is missing, no socket, or a socket that nobody listens on any more."""
+    path = tmp_path / "s.side"
+    if kind == "file":
+        path.write_text("")
+    if kind == "dead":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    with pytest.raises(ServiceUnreachable, match="kvharbor serve") as error:
+        open_side(str(path))
+    assert error.value.metadata["address"] == str(path)

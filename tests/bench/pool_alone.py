@@ -11,6 +11,7 @@ from kvharbor.pool import Commit, Pool, PoolConfig, Prompt
 from kvharbor.pool.steps import finish
 
 SESSION = 1
+BURST_TOKENS = 65_536
 
 
 class FullPool:
@@ -41,11 +42,18 @@ class FullPool:
         pool.drain_events()
 
     def sample(self, token_count: int) -> Callable[[], float]:
-        """Returns a sampler of the time that one cold prompt takes."""
+        """Returns a sampler of the time a cold prompt takes, as the mean of some in a row.
+
+        In a row, as a single prompt would measure how cold the processor's caches are after another sample.
+        """
+
+        def serve_all(prompts: list[bytes]) -> None:
+            for prompt in prompts:
+                self.serve(prompt)
 
         def take() -> float:
-            token_ids = self.fresh_prompt(token_count)
-            return seconds(lambda: self.serve(token_ids))
+            prompts = [self.fresh_prompt(token_count) for _ in range(max(1, BURST_TOKENS // token_count))]
+            return seconds(lambda: serve_all(prompts)) / len(prompts)
 
         return take
 

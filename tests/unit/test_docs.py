@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvharbor.server.settings import Settings
 from kvharbor.v1 import errors_pb2
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +46,10 @@ def test_every_decision_is_listed() -> None:
     listed = (ROOT / "docs" / "decisions" / "README.md").read_text()
     files = [page.name for page in (ROOT / "docs" / "decisions").glob("0*.md")]
     assert [name for name in files if f"({name})" not in listed] == []
+
+
+def test_every_setting_is_documented() -> None:
+    """An operator finds each setting, with its default, on one page."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    missing = [name for name in Settings.model_fields if f"| `{name}` |" not in text]
+    assert missing == []

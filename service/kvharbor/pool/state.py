@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
-from itertools import groupby
 
 from kvharbor.pool.blocks import Blocks
 from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
@@ -138,7 +137,6 @@ class State:
         self.blocks.release_private(victims)
         self.counters.evicted_block_count += len(victims)
         self.revision += 1
-        for tenant, group in groupby(removed, key=lambda pair: pair[0].tenant):
-            digests = tuple([digest for _, digest in group])
+        for tenant, digests in removed:
             self.tenant(tenant).committed_block_count -= len(digests)
-            self.events.append(BlocksRemoved(self.revision, tenant, digests))
+            self.events.append(BlocksRemoved(self.revision, tenant, tuple(digests)))

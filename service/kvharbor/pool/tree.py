@@ -95,14 +95,19 @@ class PrefixTree:
         self.block_count += len(published)
         return published
 
-    def remove_all(self, blocks: Sequence[int]) -> list[tuple[Namespace, bytes]]:
-        """Takes blocks out, children before parents; returns each one's namespace and digest."""
+    def remove_all(self, blocks: Sequence[int]) -> list[tuple[str, list[bytes]]]:
+        """Takes blocks out, children before parents; returns the digests that are gone, by tenant in runs."""
         index, keys, digests, namespaces = self._block_by_key, self._key, self._digest, self._namespace
         parents, following, preceding = self.parent, self._next_sibling, self._previous_sibling
-        removed: list[tuple[Namespace, bytes]] = []
+        removed: list[tuple[str, list[bytes]]] = []
+        tenant: str | None = None
+        gone: list[bytes] = []
         for block in blocks:
             namespace: Namespace = namespaces[block]  # type: ignore[assignment]
-            removed.append((namespace, digests[block]))  # type: ignore[arg-type]
+            if namespace.tenant != tenant:
+                tenant, gone = namespace.tenant, []
+                removed.append((tenant, gone))
+            gone.append(digests[block])  # type: ignore[arg-type]
             del index[keys[block]]  # type: ignore[arg-type]
             keys[block] = digests[block] = namespaces[block] = None
             if following[block] != NO_BLOCK or preceding[block] != NO_BLOCK:

@@ -58,9 +58,7 @@ def starting(folder: Path) -> Iterator[StartService]:
     """
     started: list[ServiceProcess] = []
 
-    def start(
-        *, socket: Path | None = None, environment: dict[str, str] | None = None, **flags: str
-    ) -> ServiceProcess:
+    def start(*, socket: Path | None = None, environment: dict[str, str] | None = None, **flags: str) -> ServiceProcess:
         flags.setdefault("memory", SMALL_MEMORY)
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
         place = socket or folder / f"kv{len(started)}.sock"

@@ -27,7 +27,9 @@ def main() -> None:
         _run(python, "-c", "import kvharbor.client, kvharbor.client.aio, kvharbor.gpumem, kvharbor.v1.side_pb2")
         shutil.copytree(ROOT / "tests", work / "tests")
         shutil.copy(ROOT / "pyproject.toml", work / "pyproject.toml")
-        _run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(work / "tests" / test for test in TESTS), cwd=work)
+        _run(
+            python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(work / "tests" / test for test in TESTS), cwd=work
+        )
         _run(python, "-m", "pip", "install", "--quiet", f"kvharbor[server] @ {wheel.as_uri()}")
         _run(work / "venv" / "bin" / "kvharbor", "--help")
 

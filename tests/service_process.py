@@ -49,11 +49,9 @@ class ServiceProcess:
     def wait_for(self, event: str) -> dict[str, Any]:
         """Returns the first log entry of that event; fails when the process ends or is silent for too long."""
         with self._arrived:
-            found = self._arrived.wait_for(
-                lambda: self._entry(event) or not self._reader.is_alive(), timeout=DEADLINE_S
-            )
+            self._arrived.wait_for(lambda: self._entry(event) or not self._reader.is_alive(), timeout=DEADLINE_S)
             entry = self._entry(event)
-        assert found and entry is not None, f"no {event!r} in:\n{self.log}"
+        assert entry is not None, f"no {event!r} in:\n{self.log}"
         return entry
 
     @property

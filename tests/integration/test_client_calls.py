@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.leaks import mapped_arenas, open_descriptors
 from integration.client_kinds import KINDS, connector
 from integration.client_worker import BLOCK_TOKENS, LAYOUT, pool_size
 from kvharbor.client import (
@@ -333,6 +334,18 @@ def test_the_service_describes_itself(harbor: Any) -> None:
     assert 0 < info.memory_available_bytes <= info.memory_bytes == 64 * 2**20
     assert harbor.session_id
     assert harbor.tenant.startswith("uid-")
+
+
+def test_a_closed_harbor_leaves_no_memory_behind(open_harbor: Connect, pool: Any, target: str) -> None:
+    """Its mapping is gone and so is the descriptor, which was closed as soon as it was mapped."""
+    mapped = mapped_arenas()
+    harbor = open_harbor(target)
+    other = harbor.open_pool(pool.name, LAYOUT)
+    assert len(mapped_arenas()) == len(mapped) + 1
+    other.views.numpy("k", 0)[0] = 1.0
+    harbor.close()
+    assert mapped_arenas() == mapped
+    assert [what for what in open_descriptors().values() if "memfd:kvharbor" in what] == []
 
 
 def test_a_closed_harbor_refuses_and_its_sequences_release_quietly(harbor: Any, pool: Any, target: str) -> None:

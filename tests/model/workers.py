@@ -46,7 +46,6 @@ class Reader:
 class Running:
     """An operation between two slices."""
 
-    kind: str
     steps: Steps[Any]
     ended: Callable[[Any], None]
     refusals: tuple[type[Exception], ...]

@@ -110,9 +110,7 @@ def test_a_frame_may_arrive_byte_by_byte_and_with_its_descriptor(peer: Peer) -> 
 def test_a_refused_hello_is_the_error_of_its_reason(peer: Peer) -> None:
     """Refused carries reason, message and metadata."""
     refused = side_pb2.SideResponse(
-        refused=side_pb2.Refused(
-            reason=errors_pb2.ERROR_REASON_SESSION_REQUIRED, message="no", metadata={"a": "b"}
-        )
+        refused=side_pb2.Refused(reason=errors_pb2.ERROR_REASON_SESSION_REQUIRED, message="no", metadata={"a": "b"})
     )
     with pytest.raises(SessionRequired, match="no") as error:
         open_side(peer(lambda connection: connection.sendall(frame(refused))))

@@ -139,9 +139,7 @@ class PoolCalls:
         """Ends a pin."""
         return Call("Unwarm", request(cache.UnwarmRequest, pool_id=self.pool_id, name=name))
 
-    def fork(
-        self, sequence_id: str, child_count: int, *, reserve_tokens: int, group: str
-    ) -> Call[cache.ForkResponse]:
+    def fork(self, sequence_id: str, child_count: int, *, reserve_tokens: int, group: str) -> Call[cache.ForkResponse]:
         """Makes children."""
         request_id = new_request_id()
         message = request(

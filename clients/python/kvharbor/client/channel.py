@@ -41,9 +41,7 @@ _SERVICE_CONFIG = {
     "methodConfig": [
         {
             "name": [
-                {"service": service, "method": method}
-                for service, methods in _REPEATABLE.items()
-                for method in methods
+                {"service": service, "method": method} for service, methods in _REPEATABLE.items() for method in methods
             ],
             "retryPolicy": {
                 "maxAttempts": 4,

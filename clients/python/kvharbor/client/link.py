@@ -28,9 +28,7 @@ class Link:
         self.side: SideSocket | None = None
         self.closed = False
         if address.side_path is not None:
-            self.side, self.session = SideSocket.open(
-                address.side_path, client_name=client_name, timeout_s=timeout_s
-            )
+            self.side, self.session = SideSocket.open(address.side_path, client_name=client_name, timeout_s=timeout_s)
         self._metadata = channel.session_metadata(self.session.token if self.session else "")
         self._channel = grpc.insecure_channel(address.target, options=channel.OPTIONS)
         self._cache = cache_service_pb2_grpc.CacheServiceStub(self._channel)

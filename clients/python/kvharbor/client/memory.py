@@ -34,9 +34,7 @@ class PoolMemory:
     @classmethod
     def _map(cls, message: types_pb2.PoolDescriptor, fd: int) -> "PoolMemory":
         if message.arena_kind != HOST_ARENA:
-            raise ServiceBug(
-                f"the pool lies in a {message.arena_kind!r} arena: this client maps {HOST_ARENA!r} only"
-            )
+            raise ServiceBug(f"the pool lies in a {message.arena_kind!r} arena: this client maps {HOST_ARENA!r} only")
         descriptor = descriptor_from(message)
         mapping = Mapping.attach(fd, descriptor.size_bytes)
         return cls(message.pool_id, descriptor, mapping, BlockViews(mapping, descriptor))

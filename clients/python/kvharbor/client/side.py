@@ -105,18 +105,14 @@ class SideSocket:
         self._connection.close()
 
     def _hello(self, client_name: str) -> Session:
-        hello = side_pb2.Hello(
-            client_name=client_name, client_version=_client_version(), api_versions=[API_VERSION]
-        )
+        hello = side_pb2.Hello(client_name=client_name, client_version=_client_version(), api_versions=[API_VERSION])
         response, fd = self._exchange(side_pb2.SideRequest(hello=hello))
         if fd is not None:
             os.close(fd)
         if response.WhichOneof("response") != "welcome":
             raise ServiceBug("the service answered a hello with something else than a welcome")
         welcome = response.welcome
-        return Session(
-            welcome.session_id, welcome.session_token, welcome.epoch, welcome.tenant, welcome.server_version
-        )
+        return Session(welcome.session_id, welcome.session_token, welcome.epoch, welcome.tenant, welcome.server_version)
 
     def _exchange(self, request: side_pb2.SideRequest) -> tuple[side_pb2.SideResponse, int | None]:
         payload = request.SerializeToString()

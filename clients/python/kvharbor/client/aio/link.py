@@ -23,9 +23,7 @@ Reply = TypeVar("Reply")
 class Link:
     """Runs calls on the event loop that opened it; a fork must not use it. Made by `open`."""
 
-    def __init__(
-        self, address: Address, side: SideSocket | None, session: Session | None, *, timeout_s: float
-    ) -> None:
+    def __init__(self, address: Address, side: SideSocket | None, session: Session | None, *, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.session = session

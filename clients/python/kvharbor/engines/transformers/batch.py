@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvharbor.client import Namespace, Pool, PoolExhausted
+from kvharbor.client import Namespace, Pool, PoolExhausted, RequestTooLarge
 from kvharbor.engines.transformers.forward import PoolModel
 from kvharbor.engines.transformers.stream import Stream
 
@@ -119,7 +119,7 @@ class Batch:
             stream.finish(self._block_tokens)
             self._running.remove(stream)
             self._full = False
-        elif stream.sequence.computed_tokens < stream.computed_tokens and stream.has_full_block(self._block_tokens):
+        elif stream.has_full_block(self._block_tokens):
             stream.commit()
 
     def _fork(self, stream: Stream, logits: Tensor) -> None:
@@ -128,7 +128,7 @@ class Batch:
         stream.commit()
         try:
             children = stream.sequence.fork(len(forks))
-        except PoolExhausted:
+        except (PoolExhausted, RequestTooLarge):
             # They can still be answered one after another: each finds the prompt in the pool.
             self._waiting.extendleft(reversed(forks))
             return

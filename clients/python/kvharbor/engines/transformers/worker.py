@@ -149,10 +149,11 @@ class Worker:
         stream.reused_tokens = handover.reused_tokens
         stream.time_to_first_token_s = handover.time_to_first_token_s
         stream.start(self._pool.adopt(handover.handoff_token))
-        if stream.finished:
+        try:
+            if not stream.finished:
+                self._run([stream], admission)
+        finally:
             stream.stop()
-        else:
-            self._run([stream], admission)
         return _generation([stream])
 
     def _question(

@@ -16,6 +16,13 @@ StartService = Callable[..., ServiceProcess]
 SMALL_MEMORY = "64MiB"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A service takes half a second to start: what starts one of its own is slow."""
+    for item in items:
+        if {"start_service", "start_fresh"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="module")
 def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartService]:
     """Starts services that live until the end of the module."""

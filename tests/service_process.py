@@ -85,13 +85,13 @@ class ServiceProcess:
             self.process.stderr.close()
         return status
 
+    def entries(self, event: str) -> list[dict[str, Any]]:
+        """Returns the log entries of that event so far."""
+        entries = [json.loads(line) for line in list(self.lines) if line.startswith("{")]
+        return [entry for entry in entries if entry.get("event") == event]
+
     def _entry(self, event: str) -> dict[str, Any] | None:
-        for line in self.lines:
-            if line.startswith("{"):
-                entry: dict[str, Any] = json.loads(line)
-                if entry.get("event") == event:
-                    return entry
-        return None
+        return next(iter(self.entries(event)), None)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -5,20 +5,20 @@ order, within rounding.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from kvharbor.client import Harbor, Pool, connect
-from kvharbor.client import Sequence as PoolSequence
-from kvharbor.engines.transformers import PoolModel, Row, layout_for
-from kvharbor.gpumem import BlockOrder, BlockViews
-from tiny_models import decoder
 from torch import Tensor
 from transformers import DynamicCache
 
-pytestmark = pytest.mark.slow
+from kvharbor.client import Sequence as PoolSequence
+from kvharbor.engines.transformers import PoolModel, Row, layout_for
+from kvharbor.gpumem import BlockOrder, BlockViews
+from pool_sessions import PoolSessions
+from pool_sessions import sessions as sessions
+from tiny_models import decoder
 
 BLOCK_TOKENS = 16
 PROMPT = torch.randint(0, 128, (100,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -31,11 +31,10 @@ MAKERS: dict[str, Callable[[Any, BlockViews], PoolModel]] = {
 class Engine:
     """A model on a pool in a session of its own, driven chunk by chunk."""
 
-    def __init__(self, target: str, maker: str, order: BlockOrder) -> None:
+    def __init__(self, sessions: PoolSessions, maker: str, order: BlockOrder) -> None:
         self.model = decoder("Llama")
         self.exact = maker == "gathering"
-        self.harbor: Harbor = connect(target, client_name=maker)
-        self.pool: Pool = self.harbor.open_pool("tiny", layout_for(self.model, BLOCK_TOKENS, order), 40 * 12_288)
+        self.pool = sessions.open(layout_for(self.model, BLOCK_TOKENS, order), 40)
         self.on_pool = MAKERS[maker](self.model, self.pool.views)
         self.written: dict[str, int] = {}
 
@@ -72,7 +71,8 @@ class Private:
     def run(self, batch: Sequence[Sequence[int]], **options: Any) -> Tensor:
         """Computes the next tokens of each row, equally many; returns the logits after the last."""
         with torch.inference_mode():
-            return self.model(torch.tensor(batch), cache=self.cache, logits_to_keep=1, **options).logits[:, -1]
+            made: Tensor = self.model(torch.tensor(batch), cache=self.cache, logits_to_keep=1, **options).logits
+        return made[:, -1]
 
     def copy(self) -> "Private":
         """A second one with a copy of all K and V."""
@@ -88,18 +88,9 @@ def order(request: pytest.FixtureRequest) -> BlockOrder:
 
 
 @pytest.fixture(params=MAKERS)
-def engines(request: pytest.FixtureRequest, start_service: Any, order: BlockOrder) -> Iterator[Callable[[], Engine]]:
-    """Starts engines of one kind on one service, a session each."""
-    target = start_service().target
-    started: list[Engine] = []
-
-    def start() -> Engine:
-        started.append(Engine(target, request.param, order))
-        return started[-1]
-
-    yield start
-    for engine in started:
-        engine.harbor.close()
+def engines(request: pytest.FixtureRequest, sessions: PoolSessions, order: BlockOrder) -> Callable[[], Engine]:
+    """Starts engines of one kind on one pool, a session each."""
+    return lambda: Engine(sessions, request.param, order)
 
 
 def test_cold(engines: Callable[[], Engine]) -> None:

@@ -1,44 +1,24 @@
 """The worker as its user sees it: the same answers with and without the pool, and only the missing part computed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from kvharbor.client import HandoffNotFound, Harbor, Namespace, Pool, PoolExhausted, PoolStats, RequestTooLarge, connect
+
+from kvharbor.client import HandoffNotFound, Namespace, Pool, PoolExhausted, PoolStats, RequestTooLarge
 from kvharbor.engines.transformers import Admission, Generation, PoolModel, RequestInvalid, Sampling, Worker, layout_for
 from kvharbor.gpumem import BlockOrder, LayoutMismatch
+from pool_sessions import PoolSessions
+from pool_sessions import sessions as sessions
 from tiny_models import DECODERS, decoder
 
-pytestmark = pytest.mark.slow
-
 BLOCK_TOKENS = 16
-BLOCK_BYTES = 12_288
 NO_REUSE = Admission(max_cached_tokens=0)
 GENERATOR = torch.Generator().manual_seed(11)
 SYSTEM, QUESTION, OTHER = (torch.randint(0, 128, (length,), generator=GENERATOR).tolist() for length in (70, 30, 21))
 PROMPT = SYSTEM + QUESTION
-
-
-@pytest.fixture
-def target(start_service: Any) -> str:
-    """The address of a service of its own."""
-    return str(start_service().target)
-
-
-@pytest.fixture
-def open_harbor(target: str) -> Iterator[Callable[[], Harbor]]:
-    """Opens sessions, and closes them with the test."""
-    opened: list[Harbor] = []
-
-    def start() -> Harbor:
-        opened.append(connect(target, client_name="test"))
-        return opened[-1]
-
-    yield start
-    for harbor in opened:
-        harbor.close()
 
 
 @pytest.fixture
@@ -48,13 +28,9 @@ def model() -> Any:
 
 
 @pytest.fixture
-def open_pool(open_harbor: Callable[[], Harbor], model: Any) -> Callable[..., Pool]:
-    """Opens the pool in a session of its own."""
-
-    def start(block_count: int = 100) -> Pool:
-        return open_harbor().open_pool("tiny", layout_for(model, BLOCK_TOKENS), block_count * BLOCK_BYTES)
-
-    return start
+def open_pool(sessions: PoolSessions, model: Any) -> Callable[..., Pool]:
+    """Opens the model's pool in a session of its own."""
+    return lambda block_count=100: sessions.open(layout_for(model, BLOCK_TOKENS), block_count)
 
 
 @pytest.fixture
@@ -83,15 +59,13 @@ def assert_nothing_held(stats: PoolStats) -> None:
     assert held == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 @pytest.mark.parametrize("kind", DECODERS)
-def test_every_kind_of_decoder_answers_as_without_cache(
-    kind: str, order: BlockOrder, open_harbor: Callable[[], Harbor]
-) -> None:
+def test_every_kind_of_decoder_answers_as_without_cache(kind: str, order: BlockOrder, sessions: PoolSessions) -> None:
     """Cold and warm, in place, over both orders: token for token the answer of the model alone."""
     model = decoder(kind)
-    layout = layout_for(model, BLOCK_TOKENS, order)
-    pool = open_harbor().open_pool("kinds", layout, 20 * layout.block_bytes)
+    pool = sessions.open(layout_for(model, BLOCK_TOKENS, order), 20)
     worker = Worker(model, pool, chunk_tokens=33)
     expected = without_cache(model, PROMPT, 20)
     cold, warm = worker.generate([PROMPT], 20)[0], worker.generate([PROMPT], 20)[0]
@@ -127,8 +101,9 @@ def test_prompts_that_arrive_together_share_their_beginning(pool: Pool, model: A
     assert_nothing_held(pool.stats())
 
 
+@pytest.mark.slow
 def test_sampled_answers_do_not_depend_on_the_cache(pool: Pool, model: Any) -> None:
-    """With a seed, the same tokens are drawn cold, warm, and without any reuse."""
+    """[E7] with a seed, the same tokens are drawn cold, warm, and without any reuse."""
     worker = Worker(model, pool)
     sampling = Sampling(temperature=0.8, top_p=0.95, seed=5)
     runs = [
@@ -156,7 +131,7 @@ def test_several_answers_share_one_prompt_by_fork(prompt_tokens: int, pool: Pool
 
 
 def test_decoding_calls_the_service_by_block_and_not_by_token(pool: Pool, model: Any) -> None:
-    """[G9] 100 prompt and 60 new tokens: one Allocate, and an Extend and a Commit for each block that fills."""
+    """[E5] 100 prompt and 60 new tokens: one Allocate, and an Extend and a Commit for each block that fills."""
     calls: Counter[str] = Counter()
     run = pool.link.run
 
@@ -215,8 +190,9 @@ def test_namespaces_do_not_share(pool: Pool, model: Any) -> None:
     assert worker.generate([PROMPT], 1, admission=salted)[0].reused_tokens == 96
 
 
+@pytest.mark.slow
 def test_a_full_pool_delays_answers_and_changes_none(open_pool: Callable[..., Pool], model: Any) -> None:
-    """Four answers that do not fit together: the newest gives way, comes back, and says what it would have said."""
+    """[E7] four answers that do not fit together: the newest gives way, comes back, and says what it would have said."""
     pool = open_pool(15)
     prompts = [SYSTEM + OTHER, PROMPT, OTHER, QUESTION]
     answers = Worker(model, pool).generate(prompts, 50)
@@ -226,6 +202,7 @@ def test_a_full_pool_delays_answers_and_changes_none(open_pool: Callable[..., Po
     assert_nothing_held(stats)
 
 
+@pytest.mark.slow
 def test_forks_that_do_not_fit_are_answered_one_after_another(open_pool: Callable[..., Pool], model: Any) -> None:
     """With no room to copy the tail for each, the answers come from the shared prompt, later."""
     pool = open_pool(11)
@@ -253,7 +230,7 @@ def test_a_pool_that_others_fill_says_so(open_pool: Callable[..., Pool], model: 
 
 
 def test_an_error_in_the_model_releases_everything(pool: Pool, model: Any) -> None:
-    """A step that fails in the middle of three answers gives all blocks back, and the next call works."""
+    """[E6] a step that fails in the middle of three answers gives all blocks back, and the next call works."""
     worker = Worker(model, pool)
     steps = iter(range(10))
 
@@ -287,7 +264,7 @@ def test_the_gathering_worker_gives_the_same_answers(pool: Pool, model: Any) -> 
 
 
 def test_another_models_pool_is_refused(pool: Pool) -> None:
-    """[G1] equal shapes are not enough: other weights would read this model's blocks as their own."""
+    """[E4] equal shapes are not enough: other weights would read this model's blocks as their own."""
     other = decoder("Llama")
     other.model.layers[0].mlp.up_proj.weight.data *= 1.01
     with pytest.raises(LayoutMismatch, match="model"):
@@ -296,10 +273,19 @@ def test_another_models_pool_is_refused(pool: Pool) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "max_new_tokens", "answer_count"),
-    [([], 5, 1), ([1], 0, 1), ([1], 5, 0), ([128], 5, 1), ([-1], 5, 1), ([1] * 500, 50, 1)],
+    [
+        ([], 5, 1),
+        ([1], 0, 1),
+        ([1], 5, 0),
+        ([128], 5, 1),
+        ([-1], 5, 1),
+        ([0.5], 5, 1),
+        ([[1]], 5, 1),
+        ([1] * 500, 50, 1),
+    ],
 )
 def test_a_request_that_the_model_cannot_answer_allocates_nothing(
-    prompt: list[int], max_new_tokens: int, answer_count: int, pool: Pool, model: Any
+    prompt: Any, max_new_tokens: int, answer_count: int, pool: Pool, model: Any
 ) -> None:
     """Empty, too long, unknown tokens, nothing asked for: named before the first call to the service."""
     with pytest.raises(RequestInvalid):

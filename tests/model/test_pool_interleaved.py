@@ -40,17 +40,17 @@ class Action:
 
 
 ACTIONS = [
-    Action("run_a_slice", 12, lambda world: world.under_way(), {"which": WHICH}),
-    Action("leave_during_the_match", 1, lambda world: world.matching(), {"which": WHICH}),
+    Action("run_a_slice", 20, lambda world: world.under_way(), {"which": WHICH}),
+    Action("leave_during_the_match", 2, lambda world: world.matching(), {"which": WHICH}),
     Action(
         "publish",
-        2,
+        4,
         lambda world: world.idle(),
         {"which": WHICH, "tokens": PROMPTS, "reserve": range(3), "releases": [True, True, False]},
     ),
     Action(
         "allocate",
-        3,
+        6,
         lambda world: world.idle(),
         {
             "which": WHICH,
@@ -63,23 +63,23 @@ ACTIONS = [
             "group": GROUPS,
         },
     ),
-    Action("extend", 1, lambda world: world.callable(), {"which": WHICH, "more": range(7)}),
+    Action("extend", 2, lambda world: world.callable(), {"which": WHICH, "more": range(7)}),
     Action(
         "compute_and_commit",
-        4,
+        8,
         lambda world: world.callable(),
         {"which": WHICH, "new": NEW_TOKENS, "extras": EXTRAS, "keep": range(4), "names_blocks": YES_OR_NO},
     ),
-    Action("switch_shadows", 1, lambda world: world.shadowed(), {"which": WHICH}),
+    Action("switch_shadows", 2, lambda world: world.shadowed(), {"which": WHICH}),
     Action(
         "release",
-        3,
+        4,
         lambda world: world.callable(),
         {"which": WHICH, "how": ["number", "number", "request", "group"]},
     ),
     Action(
         "fork",
-        2,
+        5,
         lambda world: world.callable(),
         {
             "which": WHICH,
@@ -89,17 +89,17 @@ ACTIONS = [
             "group": GROUPS,
         },
     ),
-    Action("end_copies", 3, lambda world: world.copying(), {"which": WHICH, "copy_count": [None, None, None, 0, 1]}),
+    Action("end_copies", 6, lambda world: world.copying(), {"which": WHICH, "copy_count": [None, None, None, 0, 1]}),
     Action(
         "handoff",
-        1,
+        2,
         lambda world: world.callable(),
         {"which": WHICH, "new": NEW_TOKENS, "keep": range(4), "ttl": range(1, 4)},
     ),
-    Action("adopt", 1, lambda world: world.harbour.given and world.idle(), {"which": WHICH, "group": GROUPS}),
+    Action("adopt", 2, lambda world: world.harbour.given and world.idle(), {"which": WHICH, "group": GROUPS}),
     Action(
         "warmup",
-        1,
+        3,
         options={
             "which": [None, *WHICH],
             "tokens": PROMPTS,
@@ -111,7 +111,7 @@ ACTIONS = [
     Action("unwarm", 1, lambda world: not world.operator, {"which": WHICH, "name": ["x", "y"]}),
     Action(
         "evict_block",
-        1,
+        2,
         lambda world: not world.operator,
         {"which": range(24), "is_stale": [False, False, True], "is_held": [False, False, True]},
     ),
@@ -120,7 +120,7 @@ ACTIONS = [
     Action("expire", 1, lambda world: not world.operator),
     Action("lose_session", 1, lambda world: world.idle(), {"which": WHICH}),
     Action("scribble", 1, lambda world: world.lost(), {"which": WHICH}),
-    Action("prove_quiet", 1, lambda world: world.lost(), {"which": WHICH}),
+    Action("prove_quiet", 2, lambda world: world.lost(), {"which": WHICH}),
 ]
 
 
@@ -164,7 +164,8 @@ InterleavedMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestPoolInterleaved = pytest.mark.slow(InterleavedMachine.TestCase)
+# A failure needs time to be made small.
+TestPoolInterleaved = pytest.mark.timeout(600)(pytest.mark.slow(InterleavedMachine.TestCase))
 
 
 @pytest.mark.slow

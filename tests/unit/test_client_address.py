@@ -1,8 +1,10 @@
 """Where a service is."""
 
+import asyncio
+
 import pytest
 
-from kvharbor.client import InvalidField
+from kvharbor.client import InvalidField, aio, connect
 from kvharbor.client.address import DEFAULT_SOCKET, Address, parse
 from kvharbor.client.sizes import size_bytes
 
@@ -43,6 +45,15 @@ def test_a_path_that_no_socket_can_have_is_refused_with_the_limit() -> None:
     assert parse("/" + "x" * 101 + ".sock").side_path is not None
     with pytest.raises(InvalidField, match="at most 107 bytes"):
         parse("/" + "x" * 102 + ".sock" + "y")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf")])
+def test_no_call_is_without_a_deadline(timeout_s: float) -> None:
+    """Zero would mean none to the kernel, and a call that nobody answers would never end."""
+    with pytest.raises(InvalidField, match="timeout_s"):
+        connect("/nowhere.sock", timeout_s=timeout_s)
+    with pytest.raises(InvalidField, match="timeout_s"):
+        asyncio.run(aio.connect("/nowhere.sock", timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,17 @@ def test_the_end_of_the_service_is_seen_on_the_socket(peer: Peer) -> None:
     assert side.lost
 
 
+def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+    """Many workers that start together are no failure; the deadline ends the wait."""
+    path = str(tmp_path / "s.side")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)
+        with pytest.raises(DeadlineExceeded, match=r"took no connection in 0\.05 s"):
+            open_side(path, timeout_s=0.05)
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "dead"])
 def test_nobody_at_the_path_is_said_with_the_remedy(tmp_path: Path, kind: str) -> None:
     """A path that is missing, no socket, or a socket that nobody listens on any more."""

@@ -165,7 +165,7 @@ def test_new_tokens_land_at_their_places_and_nowhere_else(order: BlockOrder) -> 
 
 
 def test_a_row_computes_the_same_bits_alone_and_in_company() -> None:
-    """Rows of other lengths beside it change nothing: no padding, and so nothing to leak."""
+    """[E2] rows of other lengths beside it change nothing: no padding, and so nothing to leak."""
     shape = Shape(2, 2, 16, 16)
     views = memory(shape, BlockOrder.LAYER_MAJOR, 40)
     window = PoolWindow(views)
@@ -212,7 +212,7 @@ def test_a_long_history_in_block_major_is_folded_on_the_way() -> None:
 
 
 def test_a_contiguous_history_is_one_view_of_the_mapped_memory() -> None:
-    """Neighbouring blocks become one piece, and a piece is memory of the pool, not a copy of it."""
+    """[E1] neighbouring blocks become one piece, and a piece is memory of the pool, not a copy of it."""
     views = memory(Shape(2, 1, 8, 8), BlockOrder.LAYER_MAJOR, 12)
     (piece,) = PoolWindow(views).pieces(np.arange(3, 11, dtype=np.int32), 120)
     assert [tuple(key.shape) for key in piece.keys] == [(1, 2, 120, 8)] * LAYERS

@@ -57,14 +57,14 @@ def test_equal_weights_have_one_identity() -> None:
 
 
 def test_one_changed_weight_changes_the_identity() -> None:
-    """[G1] a fine-tuned model never meets its base model's blocks."""
+    """[E4] a fine-tuned model never meets its base model's blocks."""
     first, second = decoder("Llama"), decoder("Llama")
     second.model.layers[2].mlp.down_proj.weight.data[0, 0] += 1e-3
     assert model_identity(first) != model_identity(second)
 
 
 def test_a_setting_that_changes_keys_changes_the_identity() -> None:
-    """[G1] equal weights under another rotation make other K."""
+    """[E4] equal weights under another rotation make other K."""
     first = decoder("Llama")
     second = decoder("Llama", rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})
     assert model_identity(first) != model_identity(second)
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("feature", REFUSED)
 def test_a_model_that_views_would_get_wrong_is_refused(feature: str) -> None:
-    """What this engine does not compute it refuses by name, at once, and not with fluent nonsense."""
+    """[E3] what this engine does not compute it refuses by name, at once, and not with fluent nonsense."""
     kind, own = REFUSED[feature]
     with pytest.raises(AttentionUnsupported) as refusal:
         layout_for(decoder(kind, **own))
@@ -121,6 +121,12 @@ def test_an_encoder_decoder_is_refused() -> None:
     config = transformers.T5Config(d_model=32, d_ff=32, num_layers=1, num_heads=2, vocab_size=64)
     with pytest.raises(AttentionUnsupported, match="encoder-decoder"):
         layout_for(transformers.T5ForConditionalGeneration(config))
+
+
+def test_a_type_that_no_pool_holds_is_refused() -> None:
+    """There are no planes of float64."""
+    with pytest.raises(AttentionUnsupported, match="float64"):
+        layout_for(decoder("Llama").double())
 
 
 def test_a_model_in_training_is_refused() -> None:
@@ -169,7 +175,7 @@ def test_a_padding_mask_is_refused() -> None:
     ids=lambda option: next(iter(option)),
 )
 def test_an_option_that_changes_attention_is_refused_by_name(option: dict[str, Any]) -> None:
-    """Whatever a model hands down that is not known to be harmless could change the answer."""
+    """[E3] whatever a model hands down that is not known to be harmless could change the answer."""
     states = torch.zeros(1, 1, 1, 8)
     with pytest.raises(AttentionUnsupported, match=r"both directions|" + next(iter(option))):
         attend_in_place(torch.nn.Module(), states, states, states, None, **option)

@@ -44,7 +44,7 @@ class _Waiter:
 
 
 class Admission:
-    """Grants Allocates of one pool, at once or when there is room. A waiter holds neither blocks nor a turn.
+    """Grants Allocates of one pool, at once or when there is room. A waiter holds neither blocks nor a turn [S4].
 
     A grant under way is never torn from its caller by the end of its wait; the caller may still leave, and
     the sequence is then found by request_id, released, or ends with the session.

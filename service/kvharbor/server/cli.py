@@ -30,7 +30,7 @@ app.command("exec")(execute)
 
 
 def main() -> NoReturn:
-    """Runs the command line. What goes wrong is one line on stderr: exit status 2 at start-up, else 1."""
+    """Runs the command line. What goes wrong is one line on stderr: exit status 2 at start-up [S13], else 1."""
     try:
         app()
     except StartupError as refused:

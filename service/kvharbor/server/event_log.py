@@ -23,7 +23,7 @@ class Recorded:
 
 
 class EventLog:
-    """Keeps the last events within `limit_bytes`. Watchers read by position and are never buffered for.
+    """Keeps the last events within `limit_bytes`. Watchers read by position and are never buffered for [S9].
 
     Positions count events since the pool was made. `compact_revision` is that of the newest event that is
     gone: a watch can resume after it, or after any later one.

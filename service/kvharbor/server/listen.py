@@ -1,12 +1,16 @@
 """The service's addresses: a Unix socket for gRPC and one for side connections, and TCP by choice."""
 
+import ipaddress
 import socket
 from pathlib import Path
 
 import grpc
+import structlog
 
 from kvharbor.server.errors import StartupError
 from kvharbor.server.paths import SocketAccess, SocketPaths, bind_published
+
+log = structlog.get_logger(__name__)
 
 
 def listen_unix(server: grpc.aio.Server, paths: SocketPaths, access: SocketAccess) -> None:
@@ -45,6 +49,8 @@ def listen_tcp(server: grpc.aio.Server, address: str, port_file: Path) -> str:
     except RuntimeError:
         raise StartupError(f"cannot listen at {address}: somebody else has just taken it") from None
     port_file.write_text(f"{bound_port}\n", encoding="ascii")
+    if not ipaddress.ip_address(found[0].partition("%")[0]).is_loopback:
+        log.warning("listening in clear text beyond this host", listen=f"{numeric}:{bound_port}")
     return f"{numeric}:{bound_port}"
 
 

@@ -1,4 +1,4 @@
-"""Structured logs on stderr, one event a line. Never token ids, never salts, never secrets."""
+"""Structured logs on stderr, one event a line. Never token ids, salts or secrets [S11]."""
 
 import logging
 import sys

@@ -14,14 +14,14 @@ from kvharbor.server.turns import Turns
 T = TypeVar("T")
 
 Crash = Callable[[BaseException], None]
-"""Ends the process, as an owner that no longer knows its state must not go on. Does not return."""
+"""Ends the process, as an owner that no longer knows its state must not go on [S12]. Does not return."""
 
 
 class PoolOwner:
     """Owns `pool`: nobody else calls it, except to read.
 
-    A slice runs without interruption; between two slices the event loop serves others. An operation that
-    has begun ends, even if its call is cancelled meanwhile. `on_change` is called after every slice.
+    A slice runs without interruption; between two slices the event loop serves others [S1]. An operation that
+    has begun ends, even if its call is cancelled meanwhile [S2]. `on_change` is called after every slice.
     """
 
     def __init__(self, pool: Pool, events: EventLog, clock: Callable[[], float], crash: Crash) -> None:

@@ -1,7 +1,7 @@
 """Who owns a socket path, and how a socket appears there.
 
 gRPC alone takes over the path of a running server without a word, and whoever of the two stops first
-deletes it for both. So a lock file beside the socket, locked for life, decides who owns the path; and gRPC
+deletes it for both. So [S5] a lock file beside the socket, locked for life, decides who owns the path; and gRPC
 never sees the path itself: a socket is bound under a private name, gets its mode and group, and is renamed.
 """
 
@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,6 @@ class SocketPaths:
     side: Path
     lock: Path
     port: Path
-
-    @property
-    def target(self) -> str:
-        """The address that gRPC clients in this file system use."""
-        return f"unix:{self.grpc}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +91,13 @@ def bind_published(path: Path, access: SocketAccess, bind: Callable[[str], T]) -
     """Calls `bind` with a private name, sets mode and group of the socket it makes, and moves it to `path`.
 
     The private name goes through a directory descriptor, so it is short whatever the path's length, and
-    does not exist any more when gRPC unlinks it at its end.
+    does not exist any more when gRPC unlinks it at its end. The caller owns the path, see `claimed`.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    private = f".{os.getpid()}.new"
+    # One name a path: what a crash between bind and rename leaves is found, and replaced, by the next start.
+    private = f".{zlib.crc32(os.fsencode(path.name)):08x}.new"
     made = path.with_name(private)
+    made.unlink(missing_ok=True)
     previous = os.umask(0o177)
     try:
         bound = bind(f"/proc/self/fd/{directory}/{private}")

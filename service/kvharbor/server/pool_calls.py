@@ -9,7 +9,8 @@ import structlog
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.errors import SessionUnknown
 from kvharbor.server.gate import Callers, Context, Gate, answered
-from kvharbor.server.pools import Pools, ServedPool
+from kvharbor.server.pools import Pools
+from kvharbor.server.served_pool import ServedPool
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.side import API_VERSION
 from kvharbor.server.wire import descriptor_message, duration_message, layout_of

@@ -4,20 +4,16 @@ import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import structlog
 
 from kvharbor.gpumem import (
     ArenaTooSmall,
     Descriptor,
-    HostArena,
     InsufficientMemory,
     Layout,
-    Mapping,
     ReservationCancelled,
     block_count_for,
-    copy_blocks,
 )
 from kvharbor.pool import Pool, PoolConfig
 from kvharbor.pool.errors import InvalidField
@@ -33,6 +29,7 @@ from kvharbor.server.errors import (
 )
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import Crash, PoolOwner
+from kvharbor.server.served_pool import OpenedPool, ServedPool, reserved_memory
 from kvharbor.server.sessions import Peer, Session
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
 from kvharbor.server.turns import Turns
@@ -41,58 +38,8 @@ from kvharbor.server.wire import identity_of
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class ServedPool:
-    """A pool with its memory and its owner. `sessions` has those that opened it."""
-
-    pool_id: str
-    tenant: str
-    name: str
-    size_bytes: int
-    descriptor: Descriptor
-    arena: HostArena
-    mapping: Mapping
-    owner: PoolOwner
-    admission: Admission
-    copier: ThreadPoolExecutor
-    sessions: set[Session]
-
-    @property
-    def pool(self) -> Pool:
-        """The pool itself, to read from."""
-        return self.owner.pool
-
-    async def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copies whole blocks off the event loop, one copy of the pool after the other."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self.copier, copy_blocks, self.mapping, self.descriptor, pairs)
-
-    async def close(self, reason: ServerError) -> None:
-        """Ends watches with `reason`, waits for what is under way and gives the memory back."""
-        self.events.end_with(reason)
-        self.admission.give_up_all(reason)
-        await self.owner.close()
-        self.copier.shutdown(wait=True)
-        self.mapping.close()
-        self.arena.close()
-
-    @property
-    def events(self) -> EventLog:
-        """What happened to the index of late."""
-        return self.owner.events
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenedPool:
-    """A pool as one session sees it: its calls' order, and how its sequences' handles begin."""
-
-    served: ServedPool
-    turns: Turns
-    handle_prefix: str
-
-
 class Pools:
-    """All pools. Memory is booked before it is reserved, so that two openings cannot have the same bytes."""
+    """All pools. Memory is booked before it is reserved: no two openings have the same bytes [S8]."""
 
     def __init__(
         self, settings: Settings, *, memory_bytes: int, epoch: str, clock: Callable[[], float], crash: Crash
@@ -116,17 +63,7 @@ class Pools:
             raise InvalidField(
                 field="size_bytes", value=size_bytes, limit="0 or more", remedy="leave it 0 for what is left"
             )
-        key = (session.peer.tenant, name)
-        created = False
-        served = self._by_name.get(key)
-        if served is None:
-            making = self._making.get(key)
-            if making is None:
-                created = True
-                making = asyncio.create_task(self._make(key, layout, size_bytes))
-                self._making[key] = making
-                making.add_done_callback(lambda _: self._making.pop(key))
-            served = await asyncio.shield(making)
+        served, created = await self._found_or_made((session.peer.tenant, name), layout, size_bytes)
         served.descriptor.layout.require_equal(layout)
         if size_bytes not in (0, served.size_bytes):
             raise PoolSizeMismatch(size_bytes, current_size_bytes=served.size_bytes)
@@ -199,6 +136,25 @@ class Pools:
             served.events.end_with(reason)
             served.admission.give_up_all(reason)
 
+    async def _found_or_made(self, key: tuple[str, str], layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
+        while True:
+            served = self._by_name.get(key)
+            if served is not None:
+                return served, False
+            making = self._making.get(key)
+            if making is None:
+                making = asyncio.create_task(self._make(key, layout, size_bytes))
+                self._making[key] = making
+                making.add_done_callback(lambda task: self._made(key, task))
+                return await asyncio.shield(making), True
+            # Another caller is making it. Should that fail, this one's layout and size may still do.
+            await asyncio.wait([making])
+
+    def _made(self, key: tuple[str, str], making: "asyncio.Task[ServedPool]") -> None:
+        del self._making[key]
+        if not making.cancelled():
+            making.exception()  # seen, even if the caller has left meanwhile
+
     async def _make(self, key: tuple[str, str], layout: Layout, size_bytes: int) -> ServedPool:
         tenant, name = key
         rules = self._settings.pool_rules(name)
@@ -210,7 +166,9 @@ class Pools:
         descriptor = _described(layout, asked_bytes)
         self.memory_available_bytes -= descriptor.size_bytes
         try:
-            arena, mapping = await asyncio.to_thread(_reserved, descriptor, f"kvharbor-{name}", lambda: self._closing)
+            arena, mapping = await asyncio.to_thread(
+                reserved_memory, descriptor, f"kvharbor-{name}", lambda: self._closing
+            )
         except BaseException as failure:
             self.memory_available_bytes += descriptor.size_bytes
             if isinstance(failure, ReservationCancelled):
@@ -254,17 +212,6 @@ class Pools:
             unused_bytes=asked_bytes - descriptor.size_bytes,
         )
         return served
-
-
-def _reserved(descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> tuple[HostArena, Mapping]:
-    """Makes and reserves the memory; blocks for as long as the kernel takes to zero it."""
-    arena = HostArena.create(descriptor.size_bytes, name=name)
-    try:
-        arena.reserve(cancelled=cancelled)
-        return arena, arena.map()
-    except BaseException:
-        arena.close()
-        raise
 
 
 def _described(layout: Layout, size_bytes: int) -> Descriptor:

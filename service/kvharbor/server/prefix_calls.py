@@ -7,8 +7,9 @@ from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.steps import Steps
 from kvharbor.server.errors import AdminRequired, SessionRequired
 from kvharbor.server.gate import Callers, Context, Gate, answered
-from kvharbor.server.pools import Pools, ServedPool
+from kvharbor.server.pools import Pools
 from kvharbor.server.sequence_calls import expire_time
+from kvharbor.server.served_pool import ServedPool
 from kvharbor.server.sessions import Peer, Sessions
 from kvharbor.server.turns import Turns
 from kvharbor.server.wire import duration_message, prompt_of, seconds_of, sequence_message

@@ -14,7 +14,8 @@ from kvharbor.pool.steps import Steps
 from kvharbor.server.admission import Application
 from kvharbor.server.errors import ServerError, StaleEpoch
 from kvharbor.server.gate import Callers, Context, Gate, answered
-from kvharbor.server.pools import OpenedPool, Pools
+from kvharbor.server.pools import Pools
+from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.sessions import Session
 from kvharbor.server.status import item_status
 from kvharbor.server.wire import (
@@ -192,7 +193,7 @@ class SequenceCalls(rpc.CacheServiceServicer):
     def _number(self, opened: OpenedPool, sequence_id: str) -> int:
         """Returns the number in a handle of this session and pool.
 
-        Another session's handle is as unknown as one that never was, and every number has one spelling.
+        Another session's handle is as unknown as one that never was, and every number has one spelling [S7].
         """
         number = sequence_id.removeprefix(opened.handle_prefix)
         if len(number) < len(sequence_id) and number.isascii() and number.isdigit() and len(number) <= 18:

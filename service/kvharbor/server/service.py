@@ -39,6 +39,9 @@ log = structlog.get_logger(__name__)
 EXIT_BUG = 70
 """Exit status after an invariant violation: the code of a software error in sysexits.h."""
 
+# A call counts as ended when its handler returns; the answer is still to be written then.
+_LAST_ANSWERS_S = 0.2
+
 _SERVICE_NAMES = (
     pool_service_pb2.DESCRIPTOR.services_by_name["PoolService"].full_name,
     cache_service_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name,
@@ -60,9 +63,6 @@ class Service:
 
     gate: Gate
     pools: Pools
-    sessions: Sessions
-    side: SideServer
-    server: grpc.aio.Server
     health: health.aio.HealthServicer
     addresses: dict[str, str | None]
 
@@ -81,10 +81,9 @@ async def _serve(loaded: LoadedSettings, paths: SocketPaths, memory_bytes: int) 
     asyncio.get_running_loop().set_exception_handler(_log_unhandled)
     async with _started(settings, paths, memory_bytes) as service:
         log.info("settings", **{name: f"{_shown(loaded, name)} ({origin})" for name, origin in loaded.origins.items()})
-        await service.health.set("", health_pb2.HealthCheckResponse.SERVING)
-        for name in _SERVICE_NAMES:
-            await service.health.set(name, health_pb2.HealthCheckResponse.SERVING)
         service.gate.open()
+        for name in ("", *_SERVICE_NAMES):
+            await service.health.set(name, health_pb2.HealthCheckResponse.SERVING)
         # What start-up has made lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -137,6 +136,7 @@ async def _started(settings: Settings, paths: SocketPaths, memory_bytes: int) ->
         identify=lambda pid, uid: Peer(pid, uid, settings.tenant_of(uid), settings.administrates(uid)),
         attach=attach,
         refusal=lambda: gate.refusal,
+        crash=crash,
     )
     access = SocketAccess(settings.socket_mode, settings.socket_group)
     async with contextlib.AsyncExitStack() as undo:
@@ -145,13 +145,13 @@ async def _started(settings: Settings, paths: SocketPaths, memory_bytes: int) ->
         side = SideServer(listen_side(paths, access), sessions, rules)
         undo.push_async_callback(side.close)
         # Before the side sockets go: calls that the grace did not see end must not outlive their sessions.
-        undo.push_async_callback(server.stop, 0)
+        undo.push_async_callback(server.stop, _LAST_ANSWERS_S)
         tcp = None if settings.listen is None else listen_tcp(server, settings.listen, paths.port)
         listen_unix(server, paths, access)
         await server.start()
         side.start()
         addresses = {"socket": str(paths.grpc), "side_socket": str(paths.side), "listen": tcp}
-        yield Service(gate, pools, sessions, side, server, health_servicer, addresses)
+        yield Service(gate, pools, health_servicer, addresses)
 
 
 def crash(failure: BaseException) -> None:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kvharbor.server.errors import PoolNotFound, SessionUnknown
+from kvharbor.server.errors import SessionUnknown
 
 if TYPE_CHECKING:
-    from kvharbor.server.pools import OpenedPool
+    from kvharbor.server.served_pool import OpenedPool
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process as the kernel vouches for it, with what the settings make of its user."""
+    """A process as the kernel vouches for it, with what the settings make of its user [S6]."""
 
     pid: int
     uid: int | None
@@ -42,13 +42,6 @@ class Session:
     ended: bool = False
     close_side_socket: Callable[[], None] | None = None
     ending: "asyncio.Task[int] | None" = None
-
-    def opened_pool(self, pool_id: str) -> "OpenedPool":
-        """Returns a pool that this session has opened, or raises PoolNotFound."""
-        opened = self.opened.get(pool_id)
-        if opened is None:
-            raise PoolNotFound(pool_id)
-        return opened
 
 
 class Sessions:

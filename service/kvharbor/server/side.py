@@ -45,6 +45,7 @@ class SideRules:
     identify: Callable[[int, int], Peer]
     attach: Callable[[Session, str], Attachment]
     refusal: Callable[[], ServerError | None]
+    crash: Callable[[BaseException], None]
 
 
 class _Ended(Exception):
@@ -65,6 +66,7 @@ class SideServer:
         """Begins to accept connections."""
         self._listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
+        self._accepting.add_done_callback(self._stopped)
 
     async def close(self) -> None:
         """Closes the listener and every connection, and with them their sessions."""
@@ -96,6 +98,12 @@ class SideServer:
             task = asyncio.create_task(self._serve(connection))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
+            task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Ends the process for an error that nobody expected: a session that does not end holds blocks for ever."""
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._rules.crash(failure)
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses: one table from classes to codes, and `google.rpc.Status` with its details."""
+"""Errors as gRPC statuses [S10]: one table from classes to codes, and `google.rpc.Status` with its details."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn

@@ -1,4 +1,4 @@
-"""One ordered queue for the calls of one session on one pool."""
+"""One ordered queue for the calls of one session on one pool [S3]."""
 
 import asyncio
 from collections import deque

@@ -7,7 +7,14 @@ import grpc
 
 from kvharbor.client import refusals
 from kvharbor.client.address import Address
-from kvharbor.client.errors import HarborClosed, HarborError, ServiceUnreachable, SessionLost, SessionRequired
+from kvharbor.client.errors import (
+    HarborClosed,
+    HarborError,
+    InvalidField,
+    ServiceUnreachable,
+    SessionLost,
+    SessionRequired,
+)
 from kvharbor.client.side import SideSocket
 from kvharbor.v1 import cache_service_pb2, pool_service_pb2
 
@@ -81,6 +88,13 @@ def unary_methods(stubs: list[object]) -> dict[str, Any]:
 def session_metadata(token: str) -> tuple[tuple[str, str], ...]:
     """Returns what tells the service whose call it is; nothing over TCP, where there is no session."""
     return ((SESSION_KEY, token),) if token else ()
+
+
+def positive_timeout(timeout_s: float) -> float:
+    """Returns a timeout as it is, or raises InvalidField: no call is made without a deadline."""
+    if not 0 < timeout_s < 2**31:
+        raise InvalidField.of("timeout_s", timeout_s, limit="seconds above 0", remedy="give the calls some time")
+    return timeout_s
 
 
 def call_error(

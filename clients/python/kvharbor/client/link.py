@@ -23,7 +23,7 @@ class Link:
 
     def __init__(self, address: Address, *, client_name: str, timeout_s: float) -> None:
         self.address = address
-        self.timeout_s = timeout_s
+        self.timeout_s = channel.positive_timeout(timeout_s)
         self.session: Session | None = None
         self.side: SideSocket | None = None
         self.closed = False
@@ -49,12 +49,16 @@ class Link:
             if isinstance(error, DeadlineExceeded):
                 self._undo(call)
             raise error from None
+        except ValueError:
+            # What gRPC says when another thread has closed the channel in the meantime.
+            self.require_open()
+            raise
         return cast(Reply, reply)
 
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""
         self.require_open()
-        return Watch(self._cache.Watch(request, metadata=self._metadata), self)
+        return Watch(self._cache.Watch(request, metadata=self._metadata), self, request.start_revision)
 
     def require_open(self) -> None:
         """Raises HarborClosed after close, and in a fork of the process that opened the session."""
@@ -96,11 +100,11 @@ class Watch:
     `revision` is the last one that is complete: a later watch may start from it.
     """
 
-    def __init__(self, stream: Any, link: Link) -> None:
+    def __init__(self, stream: Any, link: Link, revision: int) -> None:
         self._stream = stream
         self._link = link
         self._closed = False
-        self.revision = 0
+        self.revision = revision
 
     def __iter__(self) -> Iterator[WatchEvent]:
         """Yields events until the watch is closed; raises the HarborError that ends it otherwise."""

@@ -4,6 +4,7 @@ A frame is the length of its message as a little-endian uint32, then the message
 """
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -22,6 +23,7 @@ from kvharbor.v1 import side_pb2, types_pb2
 API_VERSION = "v1"
 MAX_FRAME_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<I")
+_TIMEVAL = struct.Struct("@ll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,18 @@ class SideSocket:
         the hello with.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout_s)
+        # The kernel's own timeout: with Python's the socket does not block, and where many workers connect at
+        # once a full backlog would be an error instead of a moment's wait.
+        whole_s = int(timeout_s)
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole_s, math.ceil((timeout_s - whole_s) * 1e6))
+        )
         try:
             connection.connect(path)
+            connection.settimeout(timeout_s)
+        except BlockingIOError:
+            connection.close()
+            raise DeadlineExceeded(f"{path} took no connection in {timeout_s:g} s: the service is overloaded") from None
         except OSError as failure:
             connection.close()
             raise refusals.unreachable(path, failure.strerror or failure) from None

@@ -38,6 +38,7 @@ class Link:
     @classmethod
     async def open(cls, address: Address, *, client_name: str, timeout_s: float) -> "Link":
         """Opens the session first, where the address gives one, and the channel after it."""
+        channel.positive_timeout(timeout_s)
         if address.side_path is None:
             return cls(address, None, None, timeout_s=timeout_s)
         opening = asyncio.ensure_future(
@@ -76,7 +77,7 @@ class Link:
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""
         self.require_open()
-        return Watch(self._cache.Watch(request, metadata=self._metadata), self)
+        return Watch(self._cache.Watch(request, metadata=self._metadata), self, request.start_revision)
 
     def require_open(self) -> None:
         """Raises HarborClosed after close, and in a fork of the process that opened the session."""
@@ -125,11 +126,11 @@ class Watch:
     `revision` is the last one that is complete: a later watch may start from it.
     """
 
-    def __init__(self, stream: Any, link: Link) -> None:
+    def __init__(self, stream: Any, link: Link, revision: int) -> None:
         self._stream = stream
         self._link = link
         self._closed = False
-        self.revision = 0
+        self.revision = revision
 
     async def __aiter__(self) -> AsyncIterator[WatchEvent]:
         """Yields events until the watch is closed; raises the HarborError that ends it otherwise."""

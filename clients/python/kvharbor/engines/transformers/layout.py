@@ -55,6 +55,8 @@ def probe_planes(model: Any, block_tokens: int) -> tuple[Plane, Plane]:
                 "use a model that caches K and V",
             ) from foreign
     layers = [layer for layer in cache.layers if isinstance(layer, _ProbeLayer)]
+    if not layers:
+        raise AttentionUnsupported("models that do not cache K and V", type(model).__name__, "use one that does")
     for index, layer in enumerate(layers):
         if not layer.attended:
             raise AttentionUnsupported(
@@ -91,6 +93,8 @@ def _plane(name: str, states: list[Tensor], block_tokens: int) -> Plane:
             )
     _, head_count, _, head_dim = first.shape
     kind = str(first.dtype).removeprefix("torch.")
+    if kind not in {"float32", "float16", "bfloat16"}:
+        raise AttentionUnsupported(f"{name.upper()} of this type", kind, "load the model in float32 or 16 bits")
     return Plane.of_tokens(name, len(states), head_count, head_dim, DataType(kind), block_tokens)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from kvharbor.client import Pool
 from kvharbor.engines.transformers.batch import Admission, Batch
 from kvharbor.engines.transformers.errors import RequestInvalid
@@ -100,14 +102,13 @@ class Worker:
         """
         if answer_count < 1:
             raise RequestInvalid("answer_count", answer_count, "at least 1", "ask for one answer or more")
-        for prompt in prompts:
-            self._check(prompt, max_new_tokens)
+        checked = [self._checked(prompt, max_new_tokens) for prompt in prompts]
         groups = [
             [
                 Stream(self._question(prompt, (place, answer), max_new_tokens, sampling))
                 for answer in range(answer_count)
             ]
-            for place, prompt in enumerate(prompts)
+            for place, prompt in enumerate(checked)
         ]
         for first, *others in groups:
             first.forks = others
@@ -118,13 +119,13 @@ class Worker:
         self, prompt: Sequence[int], *, sampling: Sampling | None = None, admission: Admission = DEFAULT_ADMISSION
     ) -> Handover:
         """Computes a prompt and its first answer token, and gives the sequence away for `take_over`."""
-        self._check(prompt, 1)
-        stream = LeavingStream(self._question(prompt, (0, 0), 1, sampling))
+        checked = self._checked(prompt, 1)
+        stream = LeavingStream(self._question(checked, (0, 0), 1, sampling))
         self._run([stream], admission)
         cost = _generation([stream])
         return Handover(
             stream.handoff_token,
-            tuple(prompt),
+            tuple(checked),
             stream.answer[0],
             cost.reused_tokens,
             cost.time_to_first_token_s,
@@ -143,8 +144,8 @@ class Worker:
         `max_new_tokens` counts the first token too. Raises HandoffNotFound when the token was used or is too
         old: compute the prompt again then.
         """
-        self._check(handover.prompt, max_new_tokens)
-        stream = Stream(self._question(handover.prompt, (0, 0), max_new_tokens, sampling))
+        checked = self._checked(handover.prompt, max_new_tokens)
+        stream = Stream(self._question(checked, (0, 0), max_new_tokens, sampling))
         stream.token_ids.append(handover.first_token_id)
         stream.reused_tokens = handover.reused_tokens
         stream.time_to_first_token_s = handover.time_to_first_token_s
@@ -157,7 +158,7 @@ class Worker:
         return _generation([stream])
 
     def _question(
-        self, prompt: Sequence[int], key: tuple[int, int], max_new_tokens: int, sampling: Sampling | None
+        self, prompt: list[int], key: tuple[int, int], max_new_tokens: int, sampling: Sampling | None
     ) -> Question:
         choose = greedy if sampling is None else sampler(sampling, prompt_index=key[0], answer_index=key[1])
         return Question(prompt, key, max_new_tokens, self._stop_token_ids, choose)
@@ -167,18 +168,25 @@ class Worker:
         with self._model.attending():
             batch.run(streams)
 
-    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
-        if len(prompt) < 1:
-            raise RequestInvalid("the prompt's length", 0, "at least 1 token", "pass some tokens")
+    def _checked(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The prompt as plain numbers, whatever kind of sequence, array or tensor it came as."""
+        token_ids = np.asarray(prompt)
+        if token_ids.ndim != 1 or token_ids.size < 1:
+            limit = "one row of at least 1 token"
+            raise RequestInvalid("the prompt's shape", token_ids.shape, limit, "pass one list of ids a prompt")
+        if token_ids.dtype.kind not in "iu":
+            raise RequestInvalid("the prompt's type", token_ids.dtype, "whole numbers", "pass token ids")
         if max_new_tokens < 1:
             raise RequestInvalid("max_new_tokens", max_new_tokens, "at least 1", "ask for a token or more")
-        if (longest := len(prompt) + max_new_tokens) > self._position_count:
+        if (longest := token_ids.size + max_new_tokens) > self._position_count:
             limit = f"at most {self._position_count}, the model's positions"
             raise RequestInvalid("prompt and new tokens", longest, limit, "shorten the prompt or the answer")
-        for extreme in (min(prompt), max(prompt)):
+        for extreme in (token_ids.min(), token_ids.max()):
             if not 0 <= extreme < self._vocabulary_size:
                 limit = f"from 0 to {self._vocabulary_size - 1}"
                 raise RequestInvalid("a token id", extreme, limit, "use this model's tokenizer")
+        checked: list[int] = token_ids.tolist()
+        return checked
 
 
 def _stop_tokens(model: Any) -> Sequence[int]:

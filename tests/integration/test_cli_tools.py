@@ -1,0 +1,168 @@
+"""The command line against a real service: what it prints, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvharbor.v1 import cache_service_pb2 as cache
+from raw_caller import BLOCK_BYTES, RawCaller, tokens
+
+pytestmark = pytest.mark.slow
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+PROMPT = ",".join(str(token) for token in range(40))
+
+
+@pytest.fixture
+def run(harbor: str) -> Run:
+    """Runs `kvharbor` with these arguments; KVHARBOR_SOCKET says where the service is."""
+
+    def run_command(*arguments: str, stdin: bytes | None = None) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [sys.executable, "-m", "kvharbor.server.cli", *arguments],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            timeout=30,
+            env={**os.environ, "KVHARBOR_SOCKET": harbor, "COLUMNS": "120"},
+        )
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run_command
+
+
+@pytest.fixture(scope="module")
+def pool(shared_service: object) -> str:
+    """A pool of the shared service with the first 32 tokens of the prompt."""
+    with RawCaller(str(shared_service.socket)) as caller:  # type: ignore[attr-defined]
+        pool_id = caller.open_pool("tools")
+        request = cache.AllocateRequest(pool_id=pool_id, token_ids=tokens(*range(32)))
+        sequence = caller.call(caller.cache.Allocate, request).sequence
+        item = cache.CommitItem(sequence_id=sequence.sequence_id, computed_tokens=32)
+        caller.call(caller.cache.Commit, cache.CommitRequest(pool_id=pool_id, items=[item]))
+    return "tools"
+
+
+def test_help_comes_at_once() -> None:
+    """Neither gRPC nor numpy is loaded for it; half a second is what a shell user notices."""
+    program = "import sys; from kvharbor.server import cli; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert {"grpc", "numpy", "torch", "pydantic", "rich.table"} & set(loaded.split()) == set()
+    began_at = time.monotonic()
+    subprocess.run([sys.executable, "-m", "kvharbor.server.cli", "--help"], capture_output=True, check=True)
+    assert time.monotonic() - began_at < 2
+
+
+def test_stats_show_a_table_or_json(run: Run, pool: str) -> None:
+    """One row a class for people, the API's names for programs."""
+    table = run("stats", "--pool", pool)
+    assert (table.returncode, table.stderr) == (0, "")
+    assert "cached blocks" in table.stdout
+    shown = json.loads(run("stats", "--json", "--pool", pool).stdout)["pools"][0]
+    assert (shown["name"], shown["total_block_count"], shown["cached_block_count"]) == (pool, 64, 2)
+
+
+def test_lookup_takes_ids_text_and_raw_tokens(run: Run, pool: str, tmp_path: Path) -> None:
+    """By argument, by file and by stdin: the same answer."""
+    raw, text = tmp_path / "raw", tmp_path / "text"
+    raw.write_bytes(tokens(*range(40)))
+    text.write_text(PROMPT.replace(",", "\n"))
+    answers = [
+        run("lookup", pool, "--ids", PROMPT, "--json"),
+        run("lookup", pool, "--tokens", str(raw), "--json"),
+        run("lookup", pool, "--tokens", str(text), "--json"),
+        run("lookup", pool, "--tokens", "-", "--json", stdin=PROMPT.encode()),
+    ]
+    assert [json.loads(answer.stdout) for answer in answers] == [{"present_tokens": 32, "cached_tokens": 32}] * 4
+
+
+def test_a_namespace_is_part_of_the_question(run: Run, pool: str, tmp_path: Path) -> None:
+    """Another salt, which is read from a file, finds nothing."""
+    salt = tmp_path / "salt"
+    salt.write_bytes(b"other")
+    answer = run("lookup", pool, "--ids", PROMPT, "--salt-file", str(salt))
+    assert answer.stdout == "0 tokens present, 0 would be reused\n"
+
+
+def test_a_pin_is_made_and_ended(run: Run, pool: str) -> None:
+    """Status 1 tells that something of the prefix is missing; an unknown pin is an error."""
+    first = ",".join(str(token) for token in range(32))
+    warmed = run("warm", pool, "system", "--ids", first, "--ttl-s", "60", "--json")
+    assert json.loads(warmed.stdout) == {"pinned_tokens": 32, "missing_tokens": 0, "ttl_s": 60.0}
+    assert run("warm", pool, "more", "--ids", f"{PROMPT},{PROMPT}").returncode == 1
+    assert run("unwarm", pool, "system").returncode == 0
+    assert run("unwarm", pool, "more").returncode == 0
+    ended = run("unwarm", pool, "system")
+    assert (ended.returncode, ended.stderr) == (1, "kvharbor: no warm pin is named 'system'; it may have expired\n")
+
+
+def test_watch_prints_the_index_first(harbor: str, pool: str) -> None:
+    """A line each, as JSON for programs."""
+    command = [sys.executable, "-m", "kvharbor.server.cli", "watch", pool, "--json", "--socket", harbor]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        stored = json.loads(watching.stdout.readline())
+        progress = json.loads(watching.stdout.readline())
+        watching.terminate()
+    assert len(stored["stored"]) == 2
+    assert progress == {"revision": stored["revision"]}
+
+
+def test_health_is_a_status(run: Run) -> None:
+    """For probes: 0 when ready, 1 when nobody answers, and quickly."""
+    healthy = run("health")
+    assert (healthy.returncode, healthy.stdout) == (0, "SERVING\n")
+    dead = run("health", "--socket", "/nonexistent/a.sock", "--timeout-s", "0.2")
+    assert dead.returncode == 1
+    assert "no answer at unix:/nonexistent/a.sock" in dead.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("lookup", "none", "--ids", "1"), "no pool is named 'none'"),
+        (("lookup", "tools"), "either --tokens or --ids"),
+        (("lookup", "tools", "--ids", "1", "--tokens", "-"), "either --tokens or --ids"),
+        (("lookup", "tools", "--ids", "1,two"), "token number 1 is no id"),
+        (("lookup", "tools", "--ids", "4294967296"), "token_ids[0]"),
+        (("lookup", "tools", "--tokens", "/nonexistent"), "cannot read /nonexistent"),
+        (("stats", "--socket", "/nonexistent/a.sock"), "no kvharbor service answers"),
+        (("exec", "--pool", "none", "--", "true"), "no pool 'none'"),
+        (("exec", "--pool", "tools", "--", "/nonexistent"), "cannot run /nonexistent"),
+        (("exec", "--pool", "tools", "--socket", "localhost:1", "--", "true"), "no side socket"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(run: Run, pool: str, arguments: tuple[str, ...], told: str) -> None:
+    """On stderr, with status 1 and without a traceback."""
+    failed = run(*arguments)
+    assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
+    assert told in failed.stderr
+
+
+def test_exec_hands_memory_and_session_to_a_command(run: Run, pool: str, harbor: str) -> None:
+    """Descriptor 3 is the pool's memory, the token makes calls, and the end of the command ends the session."""
+    program = """
+import json, os, grpc
+from kvharbor.v1 import cache_service_pb2 as cache, cache_service_pb2_grpc as rpc
+descriptor = json.loads(os.environ["KVHARBOR_DESCRIPTOR"])
+metadata = (("kvharbor-session", os.environ["KVHARBOR_SESSION_TOKEN"]),)
+with grpc.insecure_channel("unix:" + os.environ["KVHARBOR_SOCKET"]) as channel:
+    request = cache.AllocateRequest(pool_id=os.environ["KVHARBOR_POOL_ID"], token_ids=bytes(4))
+    sequence = rpc.CacheServiceStub(channel).Allocate(request, metadata=metadata).sequence
+print(json.dumps([os.fstat(3).st_size, int(descriptor["size_bytes"]), sequence.capacity_tokens]))
+"""
+    done = run("exec", "--pool", pool, "--", sys.executable, "-c", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    mapped_bytes, described_bytes, capacity_tokens = json.loads(done.stdout)
+    assert (described_bytes, capacity_tokens) == (65 * BLOCK_BYTES, 16)
+    assert mapped_bytes >= described_bytes
+    with RawCaller(harbor) as caller:
+        while True:
+            snapshot = caller.call(caller.cache.Stats, cache.StatsRequest())
+            if next(one for one in snapshot.pools if one.name == pool).sequence_count == 0:
+                break

@@ -1,0 +1,145 @@
+"""Settings: where values come from, which source wins, and what is refused."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from kvharbor.server.commands.serve import serve
+from kvharbor.server.errors import StartupError
+from kvharbor.server.settings import Settings
+from kvharbor.server.sources import load_settings
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """Returns a settings file with that text."""
+    path = tmp_path / "kvharbor.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_the_environment_that_over_the_file_that_over_defaults(tmp_path: Path) -> None:
+    """The stated precedence, and the winner of each setting is known."""
+    file = written(tmp_path, 'memory = "3GiB"\ngrace_s = 3\nhandoff_ttl_s = 3\n')
+    environment = {"KVHARBOR_MEMORY": "2GiB", "KVHARBOR_GRACE_S": "2"}
+    loaded = load_settings({"memory": "1GiB", "grace_s": None}, environment, file)
+    settings = loaded.settings
+    assert (settings.memory, settings.grace_s, settings.handoff_ttl_s, settings.max_sessions) == (2**30, 2, 3, 1024)
+    assert [loaded.origins[name] for name in ("memory", "grace_s", "handoff_ttl_s", "max_sessions")] == [
+        "flag",
+        "environment",
+        "file",
+        "default",
+    ]
+
+
+def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
+    """KVHARBOR_CONFIG is read where no file is given."""
+    file = written(tmp_path, 'log_level = "debug"\n')
+    assert load_settings({}, {"KVHARBOR_CONFIG": str(file)}, None).settings.log_level == "debug"
+
+
+def test_an_unknown_key_in_the_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    """A misspelt key must not start a service with a default in its place."""
+    with pytest.raises(StartupError, match="'max_sesions'; did you mean 'max_sessions'"):
+        load_settings({}, {}, written(tmp_path, "max_sesions = 3\n"))
+
+
+def test_an_unknown_key_in_the_environment_is_refused_with_the_nearest_one() -> None:
+    """Everything under our prefix has to be known."""
+    with pytest.raises(StartupError, match="'KVHARBOR_MEMROY'; did you mean 'KVHARBOR_MEMORY'"):
+        load_settings({}, {"KVHARBOR_MEMROY": "1GiB"}, None)
+
+
+def test_an_unknown_key_in_a_table_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    """Tables of pools are as strict as the settings around them."""
+    with pytest.raises(StartupError, match="pools has the unknown setting 'siz'; did you mean 'size'"):
+        load_settings({}, {}, written(tmp_path, '[pools.main]\nsiz = "1GiB"\n'))
+
+
+def test_variables_that_are_ours_but_no_settings_are_let_pass() -> None:
+    """What `kvharbor exec` gives its command, and what Kubernetes sets beside a Service called kvharbor."""
+    environment = {
+        "KVHARBOR_SESSION_TOKEN": "t",
+        "KVHARBOR_POOL_ID": "p",
+        "KVHARBOR_DESCRIPTOR": "{}",
+        "KVHARBOR_SERVICE_HOST": "10.0.0.1",
+        "KVHARBOR_SERVICE_PORT_GRPC": "50051",
+        "KVHARBOR_PORT_50051_TCP_ADDR": "10.0.0.1",
+    }
+    assert load_settings({}, environment, None).settings == Settings()
+
+
+def test_tables_in_the_environment_are_json() -> None:
+    """Maps and lists have one spelling there."""
+    environment = {"KVHARBOR_TENANTS": '{"1000": "blue"}', "KVHARBOR_ADMIN_UIDS": "[1001]"}
+    settings = load_settings({}, environment, None).settings
+    assert (settings.tenant_of(1000), settings.tenant_of(1002)) == ("blue", "uid-1002")
+    assert [settings.administrates(uid) for uid in (0, 1001, 1002)] == [True, True, False]
+
+
+def test_rules_of_a_pool_follow_the_settings_where_its_table_is_silent(tmp_path: Path) -> None:
+    """[pools.NAME] overrides, key by key."""
+    file = written(
+        tmp_path, 'warm_budget_ratio = 0.5\nmin_reuse_tokens = 32\n[pools.a]\nsize = "1MiB"\nwarm_budget_ratio = 0\n'
+    )
+    settings = load_settings({}, {}, file).settings
+    rules = settings.pool_rules("a")
+    assert (rules.size, rules.warm_budget_ratio, rules.min_reuse_tokens) == (2**20, 0, 32)
+    assert settings.pool_rules("b").warm_budget_ratio == 0.5
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"memory": "512"}, r"setting memory \(flag\): '512' has no unit"),
+        ({"socket_mode": "0999"}, "no file mode"),
+        ({"socket_mode": "1777"}, "no file mode"),
+        ({"listen": "localhost"}, "write HOST:PORT"),
+        ({"listen": "localhost:70000"}, "write HOST:PORT"),
+        ({"grace_s": "-1"}, "greater than or equal to 0"),
+        ({"grace_s": "soon"}, "valid number"),
+        ({"log_level": "loud"}, "'debug', 'info'"),
+        ({"max_message_bytes": "10"}, "greater than or equal to 1048576"),
+        ({"socket_group": "no-such-group"}, "there is no group"),
+        ({"socket": ""}, "at least 1 character"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_setting_and_source(flags: dict[str, object], message: str) -> None:
+    """One line that names what to change."""
+    with pytest.raises(StartupError, match=message) as refused:
+        load_settings(flags, {}, None)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_number_without_a_unit_in_the_file_is_refused(tmp_path: Path) -> None:
+    """TOML has integers, and a size is none."""
+    with pytest.raises(StartupError, match="1000 has no unit"):
+        load_settings({}, {}, written(tmp_path, "memory = 1000\n"))
+
+
+@pytest.mark.parametrize("text", ["memory = [", "\xff\xfe"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
+    """With its name, and without a traceback."""
+    path = tmp_path / "kvharbor.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(StartupError, match="is no TOML"):
+        load_settings({}, {}, path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """A named file has to exist."""
+    with pytest.raises(StartupError, match="cannot read the settings file"):
+        load_settings({}, {}, tmp_path / "none.toml")
+
+
+def test_every_setting_has_a_flag_or_is_a_table() -> None:
+    """A setting that only exists in the file would be a surprise; tables belong there."""
+    flags = set(inspect.signature(serve).parameters) - {"config"}
+    assert set(Settings.model_fields) - flags == {"pools", "tenants", "admin_uids"}
+    assert flags - set(Settings.model_fields) == set()
+
+
+def test_every_setting_says_what_it_means() -> None:
+    """The description is what the documentation shows."""
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []

@@ -1,0 +1,261 @@
+"""Allocates that wait: in order, holding nothing, and always answered."""
+
+import asyncio
+import functools
+import itertools
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
+from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
+from kvharbor.pool.steps import Steps, finish
+from kvharbor.server.admission import Admission, Application
+from kvharbor.server.errors import SessionUnknown
+from kvharbor.server.event_log import EventLog
+from kvharbor.server.owner import PoolOwner
+from kvharbor.server.turns import Turns
+
+BLOCK_TOKENS = 16
+DEADLINE_S = 10.0
+
+
+@dataclass
+class Applicant:
+    """A session, as far as waiting is concerned."""
+
+    ended: bool = False
+
+
+class Bench:
+    """A pool of so many blocks with its owner and admission, on a clock that the test sets."""
+
+    def __init__(self, block_count: int, sessions: int = 3) -> None:
+        self.now = 1000.0
+        self.pool = Pool(PoolConfig(block_count=block_count, block_tokens=BLOCK_TOKENS))
+        self.crashes: list[BaseException] = []
+        self.owner = PoolOwner(self.pool, EventLog(1 << 20), lambda: self.now, self.crashes.append)
+        self.admission = Admission(self.owner)
+        self.turns = {number: Turns() for number in range(1, sessions + 1)}
+        self.applicants = {number: Applicant() for number in self.turns}
+        for number in self.turns:
+            self.pool.open_session(number, self.tenant(number))
+        self._fresh = itertools.count(1)
+
+    def tenant(self, session: int) -> str:
+        """Sessions 1 and 2 are of one tenant."""
+        return "a" if session < 3 else "b"
+
+    def prompt(self, block_count: int) -> Prompt:
+        """Returns a prompt of tokens that were never seen."""
+        token = next(self._fresh)
+        return Prompt(array("I", [token] * (block_count * BLOCK_TOKENS)).tobytes())
+
+    def allocate(
+        self, session: int, block_count: int, wait_s: float = 0.0, prompt: Prompt | None = None
+    ) -> "asyncio.Task[SequenceView]":
+        """Starts an Allocate of fresh blocks."""
+        asked = prompt or self.prompt(block_count)
+
+        def start() -> Steps[SequenceView]:
+            return self.pool.allocate(session, asked)
+
+        application = Application(
+            self.applicants[session], self.tenant(session), self.turns[session], start, asked, 0, None
+        )
+        return asyncio.create_task(self.admission.allocate(application, wait_s))
+
+    async def release(self, view: SequenceView) -> None:
+        """Ends a sequence."""
+        await self.owner.run(self.turns[view.session], lambda: self.pool.release(view.session, view.number))
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Runs a scenario with a deadline."""
+
+    async def limited() -> None:
+        await asyncio.wait_for(scenario(), DEADLINE_S)
+
+    asyncio.run(limited())
+
+
+async def settled() -> None:
+    """Lets everything run that can run now."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_waiter_is_answered_when_room_comes() -> None:
+    """And nobody waits after that."""
+
+    async def scenario() -> None:
+        bench = Bench(4)
+        held = await bench.allocate(1, 4)
+        waiting = bench.allocate(3, 2, wait_s=60)
+        await settled()
+        assert bench.admission.waiting_count == 1
+        await bench.release(held)
+        assert len((await waiting).block_ids) == 2
+        assert bench.admission.waiting_count == 0
+
+    run(scenario)
+
+
+def test_without_a_wait_the_refusal_comes_at_once() -> None:
+    """With the numbers of now."""
+
+    async def scenario() -> None:
+        bench = Bench(4)
+        await bench.allocate(1, 3)
+        with pytest.raises(PoolExhausted) as refused:
+            await bench.allocate(2, 2)
+        assert refused.value.metadata()["availableBlockCount"] == "1"
+        assert bench.admission.waiting_count == 0
+
+    run(scenario)
+
+
+def test_a_wait_ends_with_the_refusal_when_its_time_is_over() -> None:
+    """The real clock ends it, and it leaves the queue."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        await bench.allocate(1, 2)
+        with pytest.raises(PoolExhausted):
+            await bench.allocate(2, 1, wait_s=0.01)
+        assert bench.admission.waiting_count == 0
+
+    run(scenario)
+
+
+def test_equal_waiters_are_served_in_order_of_arrival() -> None:
+    """One block at a time comes back, and goes to who has waited longest."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        held = [await bench.allocate(1, 1), await bench.allocate(1, 1)]
+        order: list[int] = []
+        waiting = [bench.allocate(2, 1, wait_s=60) for _ in range(2)]
+        for index, task in enumerate(waiting):
+            task.add_done_callback(functools.partial(_note, order, index))
+        await settled()
+        for view in held:
+            await bench.release(view)
+            await settled()
+        await asyncio.gather(*waiting)
+        assert order == [0, 1]
+
+    run(scenario)
+
+
+def test_nobody_passes_a_head_that_has_waited_half_its_time() -> None:
+    """Before that a small request gets by; after it the room gathers for the head."""
+
+    async def scenario() -> None:
+        bench = Bench(4)
+        held = [await bench.allocate(1, 1) for _ in range(4)]
+        head = bench.allocate(2, 4, wait_s=60)
+        await settled()
+        await bench.release(held.pop())
+        await bench.release(await bench.allocate(1, 1))
+        bench.now += 31
+        with pytest.raises(PoolExhausted):
+            await bench.allocate(1, 1)
+        other_tenant = await bench.allocate(3, 1)
+        await bench.release(other_tenant)
+        late = bench.allocate(1, 1, wait_s=60)
+        await settled()
+        assert not late.done()
+        for view in held:
+            await bench.release(view)
+        await bench.release(await head)
+        assert len((await late).block_ids) == 1
+
+    run(scenario)
+
+
+def test_what_can_never_fit_is_not_queued() -> None:
+    """Not even behind an impatient head."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        await bench.allocate(1, 2)
+        bench.allocate(2, 2, wait_s=60)
+        await settled()
+        bench.now += 59
+        with pytest.raises(RequestTooLarge):
+            await bench.allocate(1, 3, wait_s=60)
+        bench.admission.give_up_all(SessionUnknown())
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_makes_way() -> None:
+    """Its ticket is gone, and who was behind it is tried."""
+
+    async def scenario() -> None:
+        bench = Bench(4)
+        held = [await bench.allocate(1, 2), await bench.allocate(1, 2)]
+        head = bench.allocate(2, 4, wait_s=60)
+        await settled()
+        bench.now += 31
+        behind = bench.allocate(2, 2, wait_s=60)
+        await settled()
+        await bench.release(held[0])
+        await settled()
+        assert not behind.done()
+        head.cancel()
+        assert len((await behind).block_ids) == 2
+
+    run(scenario)
+
+
+def test_the_end_of_its_session_ends_a_wait() -> None:
+    """And the pool is not asked for a session that is gone."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        held = await bench.allocate(1, 2)
+        waiting = bench.allocate(2, 1, wait_s=60)
+        await settled()
+        bench.applicants[2].ended = True
+        bench.admission.give_up(bench.applicants[2], SessionUnknown())
+        finish(bench.pool.end_session(2))
+        finish(bench.pool.session_quiet(2))
+        await bench.release(held)
+        with pytest.raises(SessionUnknown):
+            await waiting
+        assert bench.crashes == []
+
+    run(scenario)
+
+
+def test_a_refused_try_is_not_repeated_before_something_has_changed() -> None:
+    """A waiter whose prefix lies cached looks as if it fitted; trying it for ever would stop the service."""
+
+    async def scenario() -> None:
+        bench = Bench(4)
+        prompt = bench.prompt(4)
+        first = await bench.allocate(1, 4, prompt=prompt)
+        commit_all(bench, first)
+        await bench.release(first)
+        await bench.allocate(1, 2)
+        waiting = bench.allocate(2, 4, wait_s=60, prompt=prompt)
+        await settled()
+        refused_count = bench.pool.stats().counters.refused_count
+        await settled()
+        assert bench.pool.stats().counters.refused_count == refused_count <= 2
+        waiting.cancel()
+
+    run(scenario)
+
+
+def _note(order: list[int], index: int, _: object) -> None:
+    order.append(index)
+
+
+def commit_all(bench: Bench, view: SequenceView) -> None:
+    """Commits all tokens of a sequence."""
+    finish(bench.pool.commit(view.session, view.number, Commit(computed_tokens=view.token_count)))

@@ -38,8 +38,8 @@ def test_prompts_and_secrets_never_reach_the_log(start_fresh: StartService) -> N
 
 def test_every_line_is_one_object_with_event_level_and_time(start_fresh: StartService) -> None:
     """For programs; the text form is for people."""
-    service, readable = start_fresh(), start_fresh(log_format="json", log_level="debug")
-    for each in (service, readable):
+    service, talkative = start_fresh(), start_fresh(log_level="debug")
+    for each in (service, talkative):
         assert each.stop() == 0
         entries = [json.loads(line) for line in each.lines]
         assert [entry for entry in entries if not {"event", "level", "timestamp"} <= set(entry)] == []

@@ -192,7 +192,7 @@ def test_namespaces_do_not_share(pool: Pool, model: Any) -> None:
 
 @pytest.mark.slow
 def test_a_full_pool_delays_answers_and_changes_none(open_pool: Callable[..., Pool], model: Any) -> None:
-    """[E7] four answers that do not fit together: the newest gives way, comes back, and says what it would have said."""
+    """[E7] four answers that do not fit together: the newest gives way, returns, and says what it would have said."""
     pool = open_pool(15)
     prompts = [SYSTEM + OTHER, PROMPT, OTHER, QUESTION]
     answers = Worker(model, pool).generate(prompts, 50)

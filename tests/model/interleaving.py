@@ -80,6 +80,9 @@ class Interleaving:
         elif is_over and worker is not None:
             worker.running = None
         self.harbour.check()
+        if not self.under_way():
+            stats = self.pool.stats()
+            assert stats.warm_budget_used_block_count <= stats.warm_budget_block_count
 
     def under_way(self) -> list[Worker | None]:
         found: list[Worker | None] = [one for one in self.harbour.workers if one.running is not None]

@@ -91,6 +91,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "attention of its own": ("Falcon", {"alibi": False}),
+    "rotations that depend on the longest sequence": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}},
+    ),
     "recurrent layers": (
         "Qwen3Next",
         {

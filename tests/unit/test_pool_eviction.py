@@ -14,7 +14,7 @@ def test_the_one_released_first_goes_first() -> None:
     policy.remove(2)
     assert (list(policy), len(policy), 2 in policy, 9 in policy) == ([4, 9], 2, False, True)
     policy.insert(2)
-    assert [policy.pop(), policy.pop(), policy.pop()] == [4, 9, 2]
+    assert (policy.pop_many(2), policy.pop_many(1), list(policy)) == ([4, 9], [2], [])
 
 
 def test_the_tail_goes_before_the_head() -> None:

@@ -1,10 +1,16 @@
 """PrefixTree: found by exactly its content, behind exactly its prefix."""
 
 from kvharbor.pool.digest import ExtraKey, block_digest
-from kvharbor.pool.namespaces import NO_BLOCK, Namespaces
+from kvharbor.pool.namespaces import NO_BLOCK, Namespace, Namespaces
 from kvharbor.pool.tree import PrefixTree, extras_by_block
 
 SIZE = 4
+
+
+def insert(tree: PrefixTree, block: int, parent: int, content: bytes, space: Namespace) -> int | None:
+    """Publishes one block; returns who holds the content."""
+    tree.insert_chain([block], parent, [content], space)
+    return tree.find(parent, content)
 
 
 def make() -> tuple[PrefixTree, Namespaces]:
@@ -16,8 +22,8 @@ def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
     """[G1] The match is contiguous from where it starts."""
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
-    assert tree.insert(3, space.root, b"aaaa", space) == 3
-    assert tree.insert(5, 3, b"bbbb", space) == 5
+    assert insert(tree, 3, space.root, b"aaaa", space) == 3
+    assert insert(tree, 5, 3, b"bbbb", space) == 5
     assert tree.match(space.root, b"aaaabbbbcccc", {}, 0, 3) == [3, 5]
     assert tree.match(space.root, b"bbbb", {}, 0, 1) == []
     assert tree.match(3, b"aaaabbbb", {}, 1, 2) == [5]
@@ -28,8 +34,8 @@ def test_content_that_is_there_names_its_holder() -> None:
     """[P7] The second to insert a content learns whose it is, and changes nothing."""
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
-    tree.insert(3, space.root, b"aaaa", space)
-    assert tree.insert(4, space.root, b"aaaa", space) == 3
+    insert(tree, 3, space.root, b"aaaa", space)
+    assert insert(tree, 4, space.root, b"aaaa", space) == 3
     assert (tree.block_count, space.block_count, tree.parent[4]) == (1, 1, NO_BLOCK)
 
 
@@ -38,7 +44,7 @@ def test_an_extra_key_is_part_of_the_content() -> None:
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
     extras = extras_by_block([ExtraKey(0, b"image")], 1)
-    tree.insert(1, space.root, tree.content(b"aaaa", 0, extras[0]), space)
+    insert(tree, 1, space.root, tree.content(b"aaaa", 0, extras[0]), space)
     assert tree.match(space.root, b"aaaa", extras, 0, 1) == [1]
     assert tree.match(space.root, b"aaaa", {}, 0, 1) == []
     assert tree.match(space.root, b"aaaa", extras_by_block([ExtraKey(0, b"imagf")], 1), 0, 1) == []
@@ -68,7 +74,7 @@ def test_namespaces_do_not_share() -> None:
         )
     ]
     for block, space in enumerate(spaces):
-        assert tree.insert(block, space.root, b"aaaa", space) == block
+        assert insert(tree, block, space.root, b"aaaa", space) == block
     assert len({space.digest for space in spaces}) == len(spaces)
     assert len({tree.digest_of(block) for block in range(len(spaces))}) == len(spaces)
 
@@ -78,13 +84,13 @@ def test_siblings_leave_in_any_order() -> None:
     for order in ((1, 2, 3), (3, 2, 1), (2, 1, 3), (2, 3, 1)):
         tree, namespaces = make()
         space = namespaces.use("t", "", "", b"")
-        tree.insert(9, space.root, b"head", space)
+        insert(tree, 9, space.root, b"head", space)
         for parent in (9, space.root):
             for block in (1, 2, 3):
-                tree.insert(block, parent, bytes([block] * SIZE), space)
-            left = [block for block in (3, 2, 1)]
+                insert(tree, block, parent, bytes([block] * SIZE), space)
+            left = [3, 2, 1]
             for gone in order:
-                tree.remove(gone)
+                tree.remove_all([gone])
                 left.remove(gone)
                 assert [child for child in tree.children(parent) if child != 9] == left
 
@@ -94,7 +100,7 @@ def test_descend_visits_parents_before_children() -> None:
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
     for block, parent in ((1, space.root), (2, 1), (3, 1), (4, 3), (5, space.root)):
-        tree.insert(block, parent, bytes([block] * SIZE), space)
+        insert(tree, block, parent, bytes([block] * SIZE), space)
     seen = list(tree.descend(space.root))
     assert sorted(seen) == [1, 2, 3, 4, 5]
     assert seen.index(1) < seen.index(3) < seen.index(4)
@@ -105,8 +111,8 @@ def test_a_digest_is_chained_from_the_namespace() -> None:
     """The digest of a block is that of its parent and its content, hashed."""
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
-    tree.insert(1, space.root, b"aaaa", space)
-    tree.insert(2, 1, b"bbbb", space)
+    insert(tree, 1, space.root, b"aaaa", space)
+    insert(tree, 2, 1, b"bbbb", space)
     first = block_digest(space.digest, b"aaaa")
     assert (tree.digest_of(1), tree.digest_of(2)) == (first, block_digest(first, b"bbbb"))
     assert tree.digest_of(space.root) == space.digest
@@ -117,14 +123,36 @@ def test_an_empty_namespace_is_forgotten_with_its_last_user_or_block() -> None:
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
     assert namespaces.use("t", "", "", b"") is space
-    tree.insert(1, space.root, b"aaaa", space)
+    insert(tree, 1, space.root, b"aaaa", space)
     namespaces.disuse(space)
     namespaces.disuse(space)
     assert namespaces.find("t", "", "", b"") is space
-    tree.remove(1)
+    tree.remove_all([1])
     assert namespaces.find("t", "", "", b"") is None
     assert len(namespaces) == 0
     again = namespaces.use("t", "", "", b"")
     assert (again.root != space.root, again.digest == space.digest) == (True, True)
     namespaces.disuse(again)
     assert list(namespaces) == []
+
+
+def test_a_chain_is_published_up_to_what_is_there_already() -> None:
+    """[P7] A chain stops at the first content that another block holds, and says how far it came."""
+    tree, namespaces = make()
+    space = namespaces.use("t", "", "", b"")
+    published = tree.insert_chain([1, 2, 3], space.root, [b"aaaa", b"bbbb", b"cccc"], space)
+    assert [tree.digest_of(block) for block in (1, 2, 3)] == published
+    assert tree.insert_chain([4, 5], space.root, [b"aaaa", b"dddd"], space) == []
+    assert len(tree.insert_chain([5, 6], 1, [b"dddd", b"eeee"], space)) == 2
+    assert (list(tree.children(1)), list(tree.children(5))) == ([5, 2], [6])
+
+
+def test_removal_tells_the_digests_by_tenant() -> None:
+    """[G8] What is gone is told to the tenant whose it was, in order."""
+    tree, namespaces = make()
+    mine, theirs = namespaces.use("t", "", "", b""), namespaces.use("u", "", "", b"")
+    first, second = tree.insert_chain([1, 2], mine.root, [b"aaaa", b"bbbb"], mine)
+    (other,) = tree.insert_chain([3], theirs.root, [b"aaaa"], theirs)
+    assert tree.remove_all([2, 1, 3]) == [("t", [second, first]), ("u", [other])]
+    assert (tree.block_count, mine.block_count, theirs.block_count) == (0, 0, 0)
+    assert tree.find(mine.root, b"aaaa") is None

@@ -38,7 +38,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_CURSOR_OUT_OF_RANGE: _ErrorReason.ValueType  # 11
     """OUT_OF_RANGE. A cursor would pass the end of what is there.
-    Metadata: sequenceId, value, limit, cursor.
+    Metadata: sequenceId, value, limit, cursor, remedy.
     """
     ERROR_REASON_REVISION_COMPACTED: _ErrorReason.ValueType  # 12
     """OUT_OF_RANGE. The requested revision is no longer kept.
@@ -128,7 +128,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 71
     """UNAVAILABLE. The service is shutting down."""
     ERROR_REASON_INVARIANT_VIOLATION: _ErrorReason.ValueType  # 80
-    """INTERNAL. A bug of kvharbor; the process ends after it."""
+    """INTERNAL. A bug of kvharbor; the process ends after it.
+    Metadata: rule, detail.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or an item of it was refused. It travels as the `reason` of
@@ -154,7 +156,7 @@ Metadata: neededBlockCount, usableBlockCount.
 """
 ERROR_REASON_CURSOR_OUT_OF_RANGE: ErrorReason.ValueType  # 11
 """OUT_OF_RANGE. A cursor would pass the end of what is there.
-Metadata: sequenceId, value, limit, cursor.
+Metadata: sequenceId, value, limit, cursor, remedy.
 """
 ERROR_REASON_REVISION_COMPACTED: ErrorReason.ValueType  # 12
 """OUT_OF_RANGE. The requested revision is no longer kept.
@@ -244,5 +246,7 @@ ERROR_REASON_STARTING: ErrorReason.ValueType  # 70
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71
 """UNAVAILABLE. The service is shutting down."""
 ERROR_REASON_INVARIANT_VIOLATION: ErrorReason.ValueType  # 80
-"""INTERNAL. A bug of kvharbor; the process ends after it."""
+"""INTERNAL. A bug of kvharbor; the process ends after it.
+Metadata: rule, detail.
+"""
 Global___ErrorReason: typing_extensions.TypeAlias = ErrorReason

@@ -89,7 +89,8 @@ def give_back(state: State, sequence: Sequence, keep: int) -> None:
     if blocks.canonical:
         published = [_canonical(state, block) for block in published]
     blocks.unhold(published)
-    state.revision += 1
+    if private or published:
+        state.revision += 1
 
 
 def _canonical(state: State, block: int) -> int:

@@ -41,6 +41,7 @@ class _Waiter:
     refused: PoolExhausted
     answer: asyncio.Future[SequenceView]
     tried_now: bool = False
+    overdue: bool = False
 
 
 class Admission:
@@ -55,6 +56,7 @@ class Admission:
         self._queue = AdmissionQueue()
         self._waiters: dict[Ticket, _Waiter] = {}
         self._refused_in: tuple[int, int] | None = None
+        self._queue_changed = False
         self._pumping = False
         owner.on_change = self._consider
 
@@ -102,11 +104,13 @@ class Admission:
         ticket = self._queue.enqueue(application.tenant, needed_blocks, now, now + wait_s)
         waiter = _Waiter(application, refused, asyncio.get_running_loop().create_future())
         self._waiters[ticket] = waiter
-        # Room may have come between the refusal and the enqueueing of this one.
+        # One that might not pass the others has not been tried at all.
+        self._queue_changed = True
         self._consider()
         try:
             await asyncio.wait([waiter.answer], timeout=wait_s)
             if not waiter.answer.done() and waiter.tried_now:
+                waiter.overdue = True
                 await asyncio.wait([waiter.answer])
             if waiter.answer.done():
                 return waiter.answer.result()
@@ -117,7 +121,7 @@ class Admission:
             del self._waiters[ticket]
             self._queue.discard(ticket)
             # Whoever this one was in the way of may be next.
-            self._refused_in = None
+            self._queue_changed = True
             self._consider()
 
     def _may_pass(self, application: Application) -> bool:
@@ -128,7 +132,7 @@ class Admission:
         return is_hopeless or self._queue.may_pass(application.tenant, self._owner.clock())
 
     def _consider(self) -> None:
-        if self._waiters and not self._pumping and self._room() != self._refused_in:
+        if self._waiters and not self._pumping and (self._queue_changed or self._room() != self._refused_in):
             self._pumping = True
             self._owner.spawn(self._pump())
 
@@ -136,7 +140,9 @@ class Admission:
         try:
             while self._waiters:
                 room = self._room()
-                if not await self._serve_next() and self._room() == room:
+                self._queue_changed = False
+                served = await self._serve_next()
+                if not served and not self._queue_changed and self._room() == room:
                     self._refused_in = room
                     return
         finally:
@@ -154,7 +160,7 @@ class Admission:
             except PoolExhausted as refused:
                 ticket.needed_blocks = self._shortage(refused)
                 waiter.refused = refused
-                if self._owner.clock() >= ticket.deadline:
+                if waiter.overdue:
                     self._answer(ticket, waiter, refused)
             except PoolError as refused:
                 self._answer(ticket, waiter, refused)

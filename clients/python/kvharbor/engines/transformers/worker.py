@@ -42,7 +42,7 @@ class Generation:
 class Handover:
     """A computed prompt and its first answer token, on their way to another worker.
 
-    Valid once and for as long as the pool keeps a hand-off (30 s).
+    Valid once and for as long as the service keeps a hand-off (30 s by default).
     """
 
     handoff_token: str

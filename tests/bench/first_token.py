@@ -28,7 +28,7 @@ def measure(socket_path: Path, rounds: int) -> list[Figure]:
         worker.generate([prompt], 1)
         private = DynamicCache(config=model.config)
         with torch.inference_mode():
-            model(drawn[None, :PREFIX_TOKENS], past_key_values=private)
+            model(drawn[None, :PREFIX_TOKENS], cache=private)
 
         def warm() -> float:
             (made,) = worker.generate([prompt], 1)
@@ -41,7 +41,7 @@ def measure(socket_path: Path, rounds: int) -> list[Figure]:
 
             def compute() -> None:
                 with torch.inference_mode():
-                    logits = model(drawn[None, PREFIX_TOKENS:], past_key_values=cache, logits_to_keep=1).logits
+                    logits = model(drawn[None, PREFIX_TOKENS:], cache=cache, logits_to_keep=1).logits
                     logits[0, -1].argmax().item()
 
             return seconds(compute)
@@ -49,7 +49,6 @@ def measure(socket_path: Path, rounds: int) -> list[Figure]:
         samples: dict[str, Callable[[], float]] = {"warm": warm, "suffix": suffix_only}
         interleaved(samples, 2)
         taken = interleaved(samples, rounds)
-        del worker
     return [
         Figure("ttft_suffix_only_ms", taken["suffix"] * 1e3, "ms", None),
         Figure("ttft_warm_over_suffix_only", taken["warm"] / taken["suffix"], "ratio", 1.05),

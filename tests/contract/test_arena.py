@@ -104,9 +104,7 @@ def test_a_copy_made_there_is_seen_here(
     assert {page: views.page(*page).tobytes() for page in every_page(descriptor)} == expected
 
 
-def test_numpy_and_torch_views_are_the_same_memory_without_a_copy(
-    descriptor: Descriptor, views: BlockViews
-) -> None:
+def test_numpy_and_torch_views_are_the_same_memory_without_a_copy(descriptor: Descriptor, views: BlockViews) -> None:
     """A store through one view is read through every other, and through the raw page."""
     array, tensor = views.numpy("v", 2), views.torch("v", 2)
     array[3, 5, 1, :] = 1.5

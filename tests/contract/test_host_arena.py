@@ -58,9 +58,7 @@ def _on_disk(folder: Path) -> int:
     return fd
 
 
-@pytest.mark.parametrize(
-    ("make", "cause"), [(_unsealed, "not sealed against shrinking"), (_on_disk, "not a memfd")]
-)
+@pytest.mark.parametrize(("make", "cause"), [(_unsealed, "not sealed against shrinking"), (_on_disk, "not a memfd")])
 def test_a_file_that_can_shrink_is_refused(make: Callable[[Path], int], cause: str, tmp_path: Path) -> None:
     """Only a sealed memfd keeps its size whatever its other holders do."""
     fd = make(tmp_path)

@@ -82,9 +82,7 @@ def test_the_tightest_ancestor_is_the_limit_in_version_1(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_container_that_is_shown_its_own_group_as_the_root_finds_its_limit(
-    machine: Machine, version: int
-) -> None:
+def test_a_container_that_is_shown_its_own_group_as_the_root_finds_its_limit(machine: Machine, version: int) -> None:
     """The path in /proc names the host's hierarchy, the mount shows only this container's part."""
     if version == 1:
         with_v1(machine, "/docker/box", shown_root="/docker/box")

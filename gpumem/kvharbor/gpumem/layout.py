@@ -92,9 +92,7 @@ class Layout:
         **options: Unpack[LayoutOptions],
     ) -> Self:
         """Builds the usual layout, planes "k" and "v": `[L, 2, B, P, H, D]` or `[B, L, 2, P, H, D]`."""
-        planes = [
-            Plane.of_tokens(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")
-        ]
+        planes = [Plane.of_tokens(name, layers, kv_heads, head_dim, data_type, block_tokens) for name in ("k", "v")]
         return cls(model, block_tokens, tuple(planes), **options)
 
     @classmethod
@@ -229,9 +227,7 @@ def block_count_for(size_bytes: int, layout: Layout) -> int:
     block_count = min(size_bytes // layout.block_bytes, MAX_BLOCK_COUNT)
     least = layout.scratch_blocks + 1
     if block_count < least:
-        raise ArenaTooSmall(
-            size_bytes, needed_bytes=least * layout.block_bytes, scratch_blocks=layout.scratch_blocks
-        )
+        raise ArenaTooSmall(size_bytes, needed_bytes=least * layout.block_bytes, scratch_blocks=layout.scratch_blocks)
     return block_count
 
 
@@ -243,9 +239,7 @@ def _groups(planes: Iterable[Plane]) -> dict[int, list[Plane]]:
     return groups
 
 
-def _note_difference(
-    found: dict[str, tuple[str, str]], prefix: str, field: str, pair: tuple[object, object]
-) -> None:
+def _note_difference(found: dict[str, tuple[str, str]], prefix: str, field: str, pair: tuple[object, object]) -> None:
     own, others = (getattr(side, field) for side in pair)
     if own != others:
         texts = [side.value if isinstance(side, enum.Enum) else str(side) for side in (own, others)]

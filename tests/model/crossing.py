@@ -72,7 +72,9 @@ class Crossing(Interleaving):
 
         def ended(_: None) -> None:
             del worker.readers[reader.number]
-            self.harbour.given[token] = (worker.tenant, expires_at, reader)
+            # Time may have run out while it was on its way; then it may be gone any moment.
+            if expires_at > self.now:
+                self.harbour.given[token] = (worker.tenant, expires_at, reader)
 
         steps = self.pool.handoff(worker.session, reader.number, asked, token=token, expires_at=expires_at)
         self.begin(worker, steps, ended)

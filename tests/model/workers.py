@@ -61,7 +61,6 @@ class Worker:
     running: Running | None = None
     forks: list[tuple[Fork, list[Reader]]] = field(default_factory=list)
     is_lost: bool = False
-    scribbled: set[int] = field(default_factory=set)
 
     def is_copying(self, reader: Reader) -> bool:
         """Whether a copy from or into the sequence is under way."""
@@ -78,6 +77,8 @@ class Harbour:
         self.workers: list[Worker] = []
         self.given: dict[str, tuple[str, float, Reader]] = {}
         self.index: dict[tuple[str, bytes], tuple[int, int]] = {}
+        # Every content that was ever published, by block and generation ([P3]).
+        self.published: dict[tuple[int, int], Stamp] = {}
         self.revision = 0
 
     # What workers do to the memory
@@ -95,7 +96,6 @@ class Harbour:
             for position, block in enumerate(reader.table):
                 if self.is_private(reader, position):
                     self.memory[block] = ("scribble", worker.session)
-                    worker.scribbled.add(block)
 
     def is_private(self, reader: Reader, position: int) -> bool:
         """Whether the block is the worker's own by what it knows: neither a hit nor published."""
@@ -115,7 +115,7 @@ class Harbour:
         assert len(known.tokens) == view.token_count
         assert view.capacity_tokens == len(known.table) * self.block_tokens
         assert list(view.generations) == [self.pool._state.blocks.generation[block] for block in known.table]
-        self._read(known, set())
+        self._read(known, view.session)
         return known
 
     # What must hold after every slice
@@ -128,19 +128,20 @@ class Harbour:
         self._check_events()
         self.pool.check_invariants()
 
-    def _read(self, reader: Reader, scribbled: set[int]) -> None:
+    def _read(self, reader: Reader, session: int) -> None:
         for position in range(-(-reader.computed // self.block_tokens)):
-            block = reader.table[position]
-            if block not in scribbled:
-                assert self.memory[block] == reader.stamp(position, self.block_tokens), "[G1] wrong bytes"
+            found = self.memory[reader.table[position]]
+            # What a lost process scribbled is in its own blocks, and in copies of them that it never gets.
+            is_own_scribble = found == ("scribble", session)
+            assert is_own_scribble or found == reader.stamp(position, self.block_tokens), "[G1] wrong bytes"
 
-    def _all_readers(self) -> list[tuple[Reader, set[int]]]:
-        held = [(reader, worker.scribbled) for worker in self.workers for reader in worker.readers.values()]
-        return held + [(reader, set()) for _, _, reader in self.given.values()]
+    def _all_readers(self) -> list[tuple[Reader, int]]:
+        held = [(reader, worker.session) for worker in self.workers for reader in worker.readers.values()]
+        return held + [(reader, 0) for _, _, reader in self.given.values()]
 
     def _check_readers(self) -> None:
-        for reader, scribbled in self._all_readers():
-            self._read(reader, scribbled)
+        for reader, session in self._all_readers():
+            self._read(reader, session)
 
     def _check_writers(self) -> None:
         writable: set[int] = set()
@@ -153,7 +154,10 @@ class Harbour:
         state = self.pool._state
         for namespace in state.namespaces:
             for block in state.tree.descend(namespace.root):
-                assert self.memory[block] == self._stamp_of(block), "[G2] a committed block is not what it was"
+                stamp = self._stamp_of(block)
+                assert self.memory[block] == stamp, "[G2] a committed block is not what it was"
+                named = self.published.setdefault((block, state.blocks.generation[block]), stamp)
+                assert named == stamp, "[P3] a generation has named two contents"
 
     def _stamp_of(self, block: int) -> Stamp:
         tree, chain = self.pool._state.tree, []

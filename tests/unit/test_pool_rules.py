@@ -127,11 +127,35 @@ def test_extra_keys_follow_their_tokens() -> None:
     commit(pool, whole, 8)
     grown = allocate(pool, span(1, 5), reserve=3, session=2)
     assert grown.cached_tokens == 4
-    later = Commit(8, prompt(span(6, 8)).token_ids, (ExtraKey(5, b"other"),))
-    finish(pool.commit(2, grown.number, later))
+    later = Commit(8, prompt(span(6, 8)).token_ids, (key,))
+    assert [shadow.position for shadow in finish(pool.commit(2, grown.number, later)).shadows] == [1]
     found = finish(pool.lookup("t", prompt(span(1, 8), [key])))
     other = finish(pool.lookup("t", prompt(span(1, 8), [ExtraKey(5, b"other")])))
     assert (found.present_tokens, other.present_tokens, present(pool, span(1, 8))) == (8, 4, 4)
+
+
+def test_each_block_keeps_its_own_extra_keys() -> None:
+    """[G1] Keys of neighbouring blocks are published each with its block, in one commit or in several."""
+    keys = [ExtraKey(1, b"a"), ExtraKey(4, b"b"), ExtraKey(10, b"c")]
+    for steps in ((12,), (4, 8, 12)):
+        pool = new_pool(8)
+        view = finish(pool.allocate(1, prompt(span(1, 12), keys)))
+        for computed in steps:
+            commit(pool, view, computed)
+        assert finish(pool.lookup("t", prompt(span(1, 12), keys))).present_tokens == 12
+        assert finish(pool.lookup("t", prompt(span(1, 12), keys[:2]))).present_tokens == 8
+        assert finish(pool.lookup("t", prompt(span(1, 12), keys[:1]))).present_tokens == 4
+
+
+def test_one_token_is_left_to_compute_unless_asked_otherwise() -> None:
+    """A fully cached prompt gives all blocks but the last by default, all with its length as limit, none with 0."""
+    pool = new_pool(8)
+    cache(pool, span(1, 8))
+    for most, cached in ((None, 4), (8, 8), (7, 4), (0, 0)):
+        assert finish(pool.lookup("t", prompt(span(1, 8)), most)).cached_tokens == cached
+        view = allocate(pool, span(1, 8), most=most)
+        assert view.cached_tokens == cached
+        release(pool, view)
 
 
 def test_a_match_below_the_minimum_is_ignored() -> None:

@@ -53,9 +53,11 @@ def test_runs_agree_with_a_set(data: st.DataObject) -> None:
     """[P4] Against a plain set: what is taken was free, what is given is free again, runs are maximal."""
     first = data.draw(st.integers(0, 3))
     total = data.draw(st.integers(1, 24))
-    free, naive, out = FreeRuns(first, total), set(range(first, first + total)), []
+    free, naive = FreeRuns(first, total), set(range(first, first + total))
+    out: list[int] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        if out and data.draw(st.booleans()):
+        gives = data.draw(st.booleans())
+        if out and gives:
             back = data.draw(st.lists(st.sampled_from(out), unique=True, min_size=1))
             free.give(back)
             naive.update(back)

@@ -126,7 +126,7 @@ def test_a_sequence_is_busy_while_it_is_copied() -> None:
         pool.fork(1, source.number, 1, request_id="f", group="h"),
     ):
         with pytest.raises(SequenceBusy):
-            finish(steps)  # type: ignore[arg-type]
+            finish(steps)
     finish(pool.extend(1, source.number, 12))
     pool.finish_fork(made)
     assert finish(pool.release(1, source.number)) == 1
@@ -190,7 +190,7 @@ def test_a_session_makes_no_call_after_its_end() -> None:
     finish(pool.end_session(1))
     for steps in (pool.release(1, view.number), pool.allocate(1, Prompt(encode([1]))), pool.release_group(1, "g")):
         with pytest.raises(InvariantViolation, match="G3"):
-            finish(steps)  # type: ignore[arg-type]
+            finish(steps)
     with pytest.raises(InvariantViolation, match="G3"):
         pool.adopt(1, "x")
     assert pool.stats().quarantined_block_count == 2

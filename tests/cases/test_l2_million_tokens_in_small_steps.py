@@ -1,0 +1,60 @@
+"""L2: each step costs what is new in it, however long the sequence has become. Loose limits and ratios."""
+
+import time
+from array import array
+
+import pytest
+
+from kvharbor.pool import Commit, Pool, PoolConfig, Prompt
+from kvharbor.pool.steps import finish
+
+pytestmark = pytest.mark.slow
+
+TOKENS, STEP, BLOCK_TOKENS = 1 << 20, 512, 16
+IDS = array("I", range(TOKENS)).tobytes()
+
+
+def new_pool() -> Pool:
+    pool = Pool(PoolConfig(1 << 17, BLOCK_TOKENS))
+    pool.open_session(1, "t")
+    return pool
+
+
+def last_digest(pool: Pool) -> bytes:
+    (chain,) = pool.index_chains()
+    return chain.digests[-1]
+
+
+def test_a_long_sequence_grows_as_fast_as_a_short_one() -> None:
+    """L2: 2,048 steps of Extend and Commit: the last are at most twice as slow, and the digests those of one call."""
+    pool = new_pool()
+    view = finish(pool.allocate(1, Prompt(IDS[: 4 * STEP])))
+    finish(pool.commit(1, view.number, Commit(STEP)))
+    took = []
+    for known in range(STEP, TOKENS, STEP):
+        began = time.perf_counter()
+        finish(pool.extend(1, view.number, known + STEP))
+        finish(pool.commit(1, view.number, Commit(known + STEP, IDS[4 * known : 4 * (known + STEP)])))
+        took.append(time.perf_counter() - began)
+        pool.drain_events()
+    first, last = sorted(took[:128])[64], sorted(took[-128:])[64]
+    assert sum(took) <= 5.0
+    assert last <= 2 * first
+
+    whole = new_pool()
+    at_once = finish(whole.allocate(1, Prompt(IDS)))
+    finish(whole.commit(1, at_once.number, Commit(TOKENS)))
+    assert last_digest(whole) == last_digest(pool)
+
+
+def test_a_lookup_stops_at_the_first_miss() -> None:
+    """L2: a cold Lookup of 2^20 tokens takes at most 100 ms, and one with only the first block there finds 16."""
+    pool = new_pool()
+    view = finish(pool.allocate(1, Prompt(IDS[:64])))
+    finish(pool.commit(1, view.number, Commit(16)))
+    fresh = array("I", range(7, TOKENS + 7)).tobytes()
+    began = time.perf_counter()
+    cold = finish(pool.lookup("t", Prompt(fresh)))
+    partial = finish(pool.lookup("t", Prompt(IDS)))
+    assert time.perf_counter() - began <= 0.2
+    assert (cold.present_tokens, partial.present_tokens) == (0, 16)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvharbor.client import Warm, aio, connect
+from kvharbor.client import Warm, WarmTask, aio, connect
 
 KINDS = ("sync", "asyncio")
 
@@ -73,7 +73,7 @@ class _Blocking:
     def _faced(self, result: Any) -> Any:
         if isinstance(result, aio.Pool | aio.PoolHandle | aio.Sequence | aio.Watch):
             return _Blocking(result, self._runner)
-        if isinstance(result, Warm):
+        if isinstance(result, Warm | WarmTask):
             return dataclasses.replace(result, sequence=self._faced(result.sequence))
         if isinstance(result, list):
             return [self._faced(item) for item in result]

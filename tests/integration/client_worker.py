@@ -66,7 +66,7 @@ class Worker:
     """What a worker process can be told. Sequences are known by names that the test gives them."""
 
     def __init__(self, target: str, pool_name: str, block_count: int) -> None:
-        self.harbor = connect(target, client_name=f"worker-{os.getpid()}")
+        self.harbor = connect(target, client_name=f"worker-{os.getpid()}", accepts_warm_tasks=True)
         self.pool = self.harbor.open_pool(pool_name, LAYOUT, pool_size(block_count))
         self.sequences: dict[str, PoolSequence] = {}
 
@@ -128,6 +128,14 @@ class Worker:
             held.token_count,
             held.capacity_tokens,
         )
+
+    def claim(self, name: str, timeout_s: float) -> Snapshot | None:
+        """Waits for a warm task and keeps its sequence under a name."""
+        task = self.harbor.next_warm_task(timeout_s)
+        if task is None:
+            return None
+        self.sequences[name] = task.sequence
+        return self.snapshot(name)
 
     def put(self, tokens: Sequence[int], stamps: Sequence[float]) -> None:
         """Allocates, writes what is missing, commits and releases a prompt."""

@@ -93,12 +93,23 @@ def test_a_pin_is_made_and_ended(run: Run, pool: str) -> None:
     """Status 1 tells that something of the prefix is missing; an unknown pin is an error."""
     first = ",".join(str(token) for token in range(32))
     warmed = run("warm", pool, "system", "--ids", first, "--ttl-s", "60", "--json")
-    assert json.loads(warmed.stdout) == {"pinned_tokens": 32, "missing_tokens": 0, "ttl_s": 60.0}
-    assert run("warm", pool, "more", "--ids", f"{PROMPT},{PROMPT}").returncode == 1
+    shown = json.loads(warmed.stdout)
+    assert (shown["pinned_tokens"], shown["missing_tokens"], shown["ttl_s"]) == (32, 0, 60.0)
+    more = run("warm", pool, "more", "--present-only", "--ids", f"{PROMPT},{PROMPT}")
+    assert (more.returncode, more.stdout) == (1, "32 tokens pinned as more, 48 missing\n")
     assert run("unwarm", pool, "system").returncode == 0
     assert run("unwarm", pool, "more").returncode == 0
     ended = run("unwarm", pool, "system")
     assert (ended.returncode, ended.stderr) == (1, "kvharbor: no warm pin is named 'system'; it may have expired\n")
+
+
+def test_without_an_engine_the_task_waits_and_the_command_says_so(run: Run, pool: str) -> None:
+    """It does not wait for what nobody would do; unwarm ends the task although nothing is pinned yet."""
+    ordered = run("warm", pool, "cold", "--ids", ",".join(["9"] * 16), "--wait-s", "30")
+    told = "0 tokens pinned as cold, 16 missing: no attached engine accepts warm tasks, theirs waits for one\n"
+    assert (ordered.returncode, ordered.stdout) == (1, told)
+    assert run("unwarm", pool, "cold").returncode == 0
+    assert run("unwarm", pool, "cold").returncode == 1
 
 
 def test_watch_prints_the_index_first(harbor: str, pool: str) -> None:
@@ -126,6 +137,7 @@ def test_health_is_a_status(run: Run) -> None:
     ("arguments", "told"),
     [
         (("lookup", "none", "--ids", "1"), "no pool is named 'none'"),
+        (("warm", "tools", "w", "--ids", "1", "--present-only", "--wait-s", "1"), "nothing to wait for"),
         (("lookup", "tools"), "either --tokens or --ids"),
         (("lookup", "tools", "--ids", "1", "--tokens", "-"), "either --tokens or --ids"),
         (("lookup", "tools", "--ids", "1,two"), "token number 1 is no id"),

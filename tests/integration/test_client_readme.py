@@ -47,3 +47,19 @@ def test_the_worker_fits_on_one_screen() -> None:
 def test_the_asyncio_example_serves_its_prompts(shared_service: ServiceProcess) -> None:
     """Eight prompts of 64 tokens, all committed."""
     assert run(EXAMPLES[1], shared_service.target) == f"{[64] * 8}\n"
+
+
+def test_the_warm_worker_makes_an_ordered_prefix_whole(shared_service: ServiceProcess) -> None:
+    """It computes what is missing, commits it and ends when there is no more to do."""
+    example = f"""{EXAMPLES[2]}
+from kvharbor.gpumem import DataType, Layout
+
+layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
+with connect() as operator:
+    pool = operator.open_pool("warm-readme", layout, size="1MiB")
+    pool.warmup_by_engine(range(64), "w")
+    compute_warm_tasks("warm-readme", layout, lambda pool, sequence, tokens, first: print(len(tokens), first))
+    print(pool.warmup_by_engine(range(64), "w").pinned_tokens)
+    pool.unwarm("w")
+"""
+    assert run(example, shared_service.target) == "64 0\n64\n"

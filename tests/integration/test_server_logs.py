@@ -1,6 +1,8 @@
 """What the log has, and what it never has."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +53,22 @@ def test_an_address_beyond_this_host_is_warned_of(start_fresh: StartService, add
     """Clear text on a network is nothing to do unawares."""
     service = start_fresh(listen=address)
     assert len(service.entries("listening in clear text beyond this host")) == warned
+
+
+UNSENT_ANSWER = """
+import logging
+from kvharbor.server.logs import configure
+configure("LEVEL", "json")
+transport = logging.getLogger("grpc._cython.cygrpc")
+transport.error("%s raised in core by servicer method [%s]", "ExecuteBatchError", "Allocate")
+transport.error("something else")
+"""
+
+
+@pytest.mark.parametrize(("level", "events"), [("info", 1), ("debug", 2)])
+def test_an_answer_whose_caller_has_left_is_no_error(level: str, events: int) -> None:
+    """grpc.aio logs each with a traceback: a storm of deadlines would fill the log with what nobody can change."""
+    command = [sys.executable, "-c", UNSENT_ANSWER.replace("LEVEL", level)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()][-1] == "something else"
+    assert len(done.stderr.splitlines()) == events

@@ -16,12 +16,14 @@ from kvharbor.client.sizes import size_bytes
         ("unix:///run/h/kv.sock", Address("unix:/run/h/kv.sock", "/run/h/kv.side")),
         ("/run/h/kv.sock", Address("unix:/run/h/kv.sock", "/run/h/kv.side")),
         ("/run/h/kv", Address("unix:/run/h/kv", "/run/h/kv.side")),
+        ("/run/50%25 a#b?/kv.sock", Address("unix:/run/50%2525%20a%23b%3F/kv.sock", "/run/50%25 a#b?/kv.side")),
+        ("/run/\udcff.sock", Address("unix:/run/%FF.sock", "/run/\udcff.side")),
         ("localhost:7070", Address("localhost:7070", None)),
         ("[::1]:7070", Address("[::1]:7070", None)),
     ],
 )
 def test_a_target_names_the_channel_and_the_side_socket_beside_it(target: str, expected: Address) -> None:
-    """The ending .sock becomes .side, else .side is appended; TCP has none."""
+    """The ending .sock becomes .side, else .side is appended; TCP has none. gRPC decodes the path of a target."""
     assert parse(target) == expected
 
 

@@ -107,6 +107,100 @@ def test_a_frame_may_arrive_byte_by_byte_and_with_its_descriptor(peer: Peer) -> 
     side.close()
 
 
+def notice(pool_id: str) -> bytes:
+    return frame(side_pb2.SideResponse(warm_tasks_pending=side_pb2.WarmTasksPending(pool_id=pool_id)))
+
+
+def test_notices_between_answers_are_kept_for_those_who_ask(peer: Peer) -> None:
+    """They come before, beside and after the answer; the descriptor still belongs to the answer."""
+    attached = side_pb2.SideResponse(attached=side_pb2.Attached(descriptor=types_pb2.PoolDescriptor(pool_id="p")))
+    read_end, write_end = os.pipe()
+    hellos: list[side_pb2.SideRequest] = []
+
+    def serve(connection: socket.socket) -> None:
+        hellos.append(read_request(connection))
+        connection.sendall(frame(WELCOME))
+        read_request(connection)
+        connection.sendall(notice("a") + notice("b") + notice("a"))
+        socket.send_fds(connection, [frame(attached)], [write_end])
+        connection.sendall(notice("c"))
+        connection.recv(1)
+
+    side, session = SideSocket.open(peer(serve), client_name="w", timeout_s=5.0, accepts_warm_tasks=True)
+    assert (hellos[0].hello.accepts_warm_tasks, session.accepts_warm_tasks) == (True, True)
+    descriptor, fd = side.attach("p")
+    assert descriptor.pool_id == "p"
+    os.write(fd, b"x")
+    found: list[str] = []
+    while len(found) < 3:
+        side.wait_for_notice(5.0)
+        found += side.take_notices()
+    assert found == ["a", "b", "c"]
+    assert side.take_notices() == []
+    for each in (fd, read_end, write_end):
+        os.close(each)
+    side.close()
+
+
+def test_waiting_for_a_notice_ends_with_its_time(peer: Peer) -> None:
+    """Or with the session, which the next question then tells."""
+    end = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(frame(WELCOME))
+        end.wait(10)
+
+    side = open_side(peer(serve))
+    side.wait_for_notice(0.01)
+    assert side.take_notices() == []
+    end.set()
+    side.wait_for_notice(10.0)
+    with pytest.raises(SessionLost):
+        side.take_notices()
+    side.close()
+    side.wait_for_notice(10.0)
+    with pytest.raises(SessionLost, match="closed here"):
+        side.take_notices()
+
+
+def test_an_answer_that_nothing_asked_for_is_a_bug_of_the_service(peer: Peer) -> None:
+    """It would be taken for that of the next request; a descriptor with it is closed."""
+    attached = side_pb2.SideResponse(attached=side_pb2.Attached())
+    read_end, write_end = os.pipe()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(frame(WELCOME))
+        socket.send_fds(connection, [frame(attached)], [write_end])
+        os.close(write_end)
+        connection.recv(1)
+
+    side = open_side(peer(serve))
+    side.wait_for_notice(5.0)
+    with pytest.raises(ServiceBug, match="nothing had asked"):
+        side.take_notices()
+    side.close()
+    assert os.read(read_end, 1) == b""
+    os.close(read_end)
+
+
+def test_the_end_is_seen_behind_notices_that_nobody_has_read(peer: Peer) -> None:
+    """`lost` looks at the connection, not at what is in it."""
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(frame(WELCOME) + notice("a"))
+
+    side = open_side(peer(serve))
+    side.wait_for_notice(5.0)
+    while not side.lost:
+        pass
+    with pytest.raises(SessionLost):
+        side.take_notices()
+    side.close()
+
+
 def test_a_refused_hello_is_the_error_of_its_reason(peer: Peer) -> None:
     """Refused carries reason, message and metadata."""
     refused = side_pb2.SideResponse(

@@ -259,3 +259,25 @@ def _note(order: list[int], index: int, _: object) -> None:
 def commit_all(bench: Bench, view: SequenceView) -> None:
     """Commits all tokens of a sequence."""
     finish(bench.pool.commit(view.session, view.number, Commit(computed_tokens=view.token_count)))
+
+
+def test_others_are_served_while_a_crowd_of_waiters_is_answered() -> None:
+    """One release may answer a thousand of them: each in a step of its own."""
+
+    async def scenario() -> None:
+        bench = Bench(block_count=100)
+        holder = await bench.allocate(1, 100)
+        waiters = [bench.allocate(2, 1, wait_s=DEADLINE_S) for _ in range(100)]
+        while bench.admission.waiting_count < 100:
+            await asyncio.sleep(0)
+        await bench.release(holder)
+        most_answered_at_once = answered = 0
+        while answered < 100:
+            await asyncio.sleep(0)
+            now_answered = 100 - bench.admission.waiting_count
+            most_answered_at_once = max(most_answered_at_once, now_answered - answered)
+            answered = now_answered
+        await asyncio.gather(*waiters)
+        assert most_answered_at_once <= 2
+
+    run(scenario)

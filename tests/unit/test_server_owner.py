@@ -196,7 +196,7 @@ def test_what_has_a_time_to_live_ends_by_itself() -> None:
             turns, lambda: owner.pool.handoff(1, 1, Commit(computed_tokens=3), token="x", expires_at=deadline)
         )
         changed = asyncio.Event()
-        owner.on_change = changed.set
+        owner.listeners.append(changed.set)
         owner.reschedule()
         await changed.wait()
         assert owner.pool.stats().sequence_count == 0

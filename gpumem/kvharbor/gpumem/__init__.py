@@ -17,7 +17,7 @@ from kvharbor.gpumem.errors import (
     ViewUnavailable,
 )
 from kvharbor.gpumem.host import HostArena
-from kvharbor.gpumem.layout import BlockOrder, Descriptor, Layout, PlaneSpan, block_count_for
+from kvharbor.gpumem.layout import BlockOrder, Descriptor, Layout, PlaneSpan, block_count_for, check_plane_count
 from kvharbor.gpumem.mapping import Mapping
 from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType, Plane
 from kvharbor.gpumem.room import MemoryRoom, memory_room, require_room
@@ -51,6 +51,7 @@ __all__ = [
     "ViewUnavailable",
     "block_count_for",
     "block_runs",
+    "check_plane_count",
     "copy_blocks",
     "memory_room",
     "require_room",

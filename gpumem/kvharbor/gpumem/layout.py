@@ -15,6 +15,7 @@ from kvharbor.gpumem.bounds import check_bounds, check_int, check_member, check_
 from kvharbor.gpumem.errors import ArenaTooSmall, LayoutInvalid, LayoutMismatch, PlaneUnknown
 from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType, Plane, check_block_tokens, token_page_bytes
 
+MAX_PLANES = 32
 MAX_BLOCK_COUNT = 2**31 - 1
 """Block tables are int32."""
 MAX_ARENA_BYTES = 2**47
@@ -60,9 +61,8 @@ class Layout:
         check_int("tp_size", self.tp_size, 1, 2**10)
         check_int("scratch_blocks", self.scratch_blocks, 0, 64)
         object.__setattr__(self, "planes", tuple(self.planes))
+        check_plane_count(len(self.planes))
         names = [plane.name for plane in self.planes]
-        if not 1 <= len(names) <= 32:
-            raise LayoutInvalid("planes", len(names), "1 to 32 planes", "list the planes of one block")
         if len(set(names)) < len(names):
             raise LayoutInvalid("planes", names, "distinct names", "rename the repeated plane")
         for plane in self.planes:
@@ -217,6 +217,12 @@ class Descriptor:
         check_bounds("layer", layer, span.plane.layer_count)
         check_bounds("block", block, self.block_count)
         return span.offset_bytes + layer * span.layer_stride_bytes + block * span.block_stride_bytes
+
+
+def check_plane_count(plane_count: int) -> None:
+    """Raises LayoutInvalid unless a layout can have so many planes; for those who must know before making them."""
+    if not 1 <= plane_count <= MAX_PLANES:
+        raise LayoutInvalid("planes", plane_count, f"1 to {MAX_PLANES} planes", "list the planes of one block")
 
 
 def block_count_for(size_bytes: int, layout: Layout) -> int:

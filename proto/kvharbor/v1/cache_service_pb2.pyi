@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import kvharbor.v1.types_pb2
@@ -20,6 +21,44 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _WarmupFill:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WarmupFillEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WarmupFill.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WARMUP_FILL_UNSPECIFIED: _WarmupFill.ValueType  # 0
+    """As WARMUP_FILL_CALLER if the caller has the pool open, else as
+    WARMUP_FILL_NOBODY.
+    """
+    WARMUP_FILL_CALLER: _WarmupFill.ValueType  # 1
+    """The caller: it gets a sequence. It must have the pool open."""
+    WARMUP_FILL_NOBODY: _WarmupFill.ValueType  # 2
+    """Nobody: what is there is pinned, and nothing is reserved for the rest."""
+    WARMUP_FILL_ENGINE: _WarmupFill.ValueType  # 3
+    """An engine that accepts warm tasks and has the pool open, now or later. The
+    warm budget must have room for the whole prefix, but the missing part
+    counts against it from an engine's claim on.
+    """
+
+class WarmupFill(_WarmupFill, metaclass=_WarmupFillEnumTypeWrapper):
+    """Who computes the missing part of a prefix. May grow."""
+
+WARMUP_FILL_UNSPECIFIED: WarmupFill.ValueType  # 0
+"""As WARMUP_FILL_CALLER if the caller has the pool open, else as
+WARMUP_FILL_NOBODY.
+"""
+WARMUP_FILL_CALLER: WarmupFill.ValueType  # 1
+"""The caller: it gets a sequence. It must have the pool open."""
+WARMUP_FILL_NOBODY: WarmupFill.ValueType  # 2
+"""Nobody: what is there is pinned, and nothing is reserved for the rest."""
+WARMUP_FILL_ENGINE: WarmupFill.ValueType  # 3
+"""An engine that accepts warm tasks and has the pool open, now or later. The
+warm budget must have room for the whole prefix, but the missing part
+counts against it from an engine's claim on.
+"""
+Global___WarmupFill: typing_extensions.TypeAlias = WarmupFill
 
 @typing.final
 class AllocateRequest(google.protobuf.message.Message):
@@ -632,15 +671,16 @@ class WarmupRequest(google.protobuf.message.Message):
     NAMESPACE_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
-    PRESENT_ONLY_FIELD_NUMBER: builtins.int
+    FILL_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """From OpenPool."""
     token_ids: builtins.bytes
     """The prefix; the whole blocks of it are pinned; at least one."""
     name: builtins.str
     """Name of the pin within the tenant, 1 to 128 bytes."""
-    present_only: builtins.bool
-    """Pin what is there and reserve nothing for the rest."""
+    fill: Global___WarmupFill.ValueType
+    """Who computes what is missing."""
     @property
     def extra_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ExtraKey]:
         """In order of token_offset."""
@@ -653,6 +693,13 @@ class WarmupRequest(google.protobuf.message.Message):
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """How long the pin lives. Unset: until Unwarm. At least 1 ms."""
 
+    @property
+    def wait(self) -> google.protobuf.duration_pb2.Duration:
+        """With WARMUP_FILL_ENGINE: how long to wait until the whole prefix is pinned
+        or its task has ended otherwise. Unset: not at all. The reply tells how far
+        it came either way.
+        """
+
     def __init__(
         self,
         *,
@@ -662,10 +709,11 @@ class WarmupRequest(google.protobuf.message.Message):
         namespace: kvharbor.v1.types_pb2.NamespaceKey | None = ...,
         name: builtins.str = ...,
         ttl: google.protobuf.duration_pb2.Duration | None = ...,
-        present_only: builtins.bool = ...,
+        fill: Global___WarmupFill.ValueType = ...,
+        wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["namespace", b"namespace", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["extra_keys", b"extra_keys", "name", b"name", "namespace", b"namespace", "pool_id", b"pool_id", "present_only", b"present_only", "token_ids", b"token_ids", "ttl", b"ttl"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["namespace", b"namespace", "ttl", b"ttl", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["extra_keys", b"extra_keys", "fill", b"fill", "name", b"name", "namespace", b"namespace", "pool_id", b"pool_id", "token_ids", b"token_ids", "ttl", b"ttl", "wait", b"wait"]) -> None: ...
 
 Global___WarmupRequest: typing_extensions.TypeAlias = WarmupRequest
 
@@ -680,10 +728,16 @@ class WarmupResponse(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
+    TASK_PENDING_FIELD_NUMBER: builtins.int
+    ACCEPTING_SESSION_COUNT_FIELD_NUMBER: builtins.int
     pinned_tokens: builtins.int
     """Leading tokens present and pinned."""
     missing_tokens: builtins.int
     """Tokens of the prefix still to be computed."""
+    task_pending: builtins.bool
+    """A task for the missing tokens waits for an engine, or one is at work on it."""
+    accepting_session_count: builtins.int
+    """Sessions that have the pool open and accept warm tasks."""
     @property
     def sequence(self) -> kvharbor.v1.types_pb2.Sequence:
         """For the caller to compute and commit, when tokens are missing: its
@@ -706,11 +760,90 @@ class WarmupResponse(google.protobuf.message.Message):
         sequence: kvharbor.v1.types_pb2.Sequence | None = ...,
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        task_pending: builtins.bool = ...,
+        accepting_session_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["expire_time", b"expire_time", "sequence", b"sequence", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["expire_time", b"expire_time", "missing_tokens", b"missing_tokens", "pinned_tokens", b"pinned_tokens", "sequence", b"sequence", "ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepting_session_count", b"accepting_session_count", "expire_time", b"expire_time", "missing_tokens", b"missing_tokens", "pinned_tokens", b"pinned_tokens", "sequence", b"sequence", "task_pending", b"task_pending", "ttl", b"ttl"]) -> None: ...
 
 Global___WarmupResponse: typing_extensions.TypeAlias = WarmupResponse
+
+@typing.final
+class ClaimWarmTaskRequest(google.protobuf.message.Message):
+    """A session that wants work."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool."""
+    request_id: builtins.str
+    """As in Allocate; it names the sequence. May be empty."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id", "request_id", b"request_id"]) -> None: ...
+
+Global___ClaimWarmTaskRequest: typing_extensions.TypeAlias = ClaimWarmTaskRequest
+
+@typing.final
+class ClaimWarmTaskResponse(google.protobuf.message.Message):
+    """A prefix to compute."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    EXTRA_KEYS_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the pin."""
+    token_ids: builtins.bytes
+    """The tokens of the sequence."""
+    @property
+    def extra_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ExtraKey]:
+        """In order of token_offset."""
+
+    @property
+    def namespace(self) -> kvharbor.v1.types_pb2.NamespaceKey:
+        """Parts of the namespace: compute with these weights and this adapter, or
+        release the sequence.
+        """
+
+    @property
+    def sequence(self) -> kvharbor.v1.types_pb2.Sequence:
+        """Compute and commit tokens from its cached_tokens on, then release it."""
+
+    @property
+    def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the pin ends, by the wall clock. Unset: not by itself."""
+
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """What is left of its time. Unset: no end."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        token_ids: builtins.bytes = ...,
+        extra_keys: collections.abc.Iterable[kvharbor.v1.types_pb2.ExtraKey] | None = ...,
+        namespace: kvharbor.v1.types_pb2.NamespaceKey | None = ...,
+        sequence: kvharbor.v1.types_pb2.Sequence | None = ...,
+        expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["expire_time", b"expire_time", "namespace", b"namespace", "sequence", b"sequence", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["expire_time", b"expire_time", "extra_keys", b"extra_keys", "name", b"name", "namespace", b"namespace", "sequence", b"sequence", "token_ids", b"token_ids", "ttl", b"ttl"]) -> None: ...
+
+Global___ClaimWarmTaskResponse: typing_extensions.TypeAlias = ClaimWarmTaskResponse
 
 @typing.final
 class UnwarmRequest(google.protobuf.message.Message):

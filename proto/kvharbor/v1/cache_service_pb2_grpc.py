@@ -86,6 +86,11 @@ class CacheServiceStub(object):
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WarmupRequest.SerializeToString,
                 response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.WarmupResponse.FromString,
                 _registered_method=True)
+        self.ClaimWarmTask = channel.unary_unary(
+                '/kvharbor.v1.CacheService/ClaimWarmTask',
+                request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.ClaimWarmTaskRequest.SerializeToString,
+                response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.ClaimWarmTaskResponse.FromString,
+                _registered_method=True)
         self.Unwarm = channel.unary_unary(
                 '/kvharbor.v1.CacheService/Unwarm',
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.UnwarmRequest.SerializeToString,
@@ -202,18 +207,36 @@ class CacheServiceServicer(object):
 
     def Warmup(self, request, context):
         """Pins a prefix against eviction, for the tenant, under a name. Present
-        blocks are pinned at once; missing ones come back as a sequence for the
-        caller to compute and commit, and each is pinned at its commit. Of the
-        prompt, whole blocks count. Idempotent: the same name and tokens renew the
-        ttl; a name with other tokens is moved to them. Errors:
-        WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED; nothing is changed then.
+        blocks are pinned at once; `fill` says who computes the missing ones, each
+        of which is pinned at its commit. Of the prompt, whole blocks count.
+        Idempotent: the same name and tokens renew the ttl; a name with other
+        tokens is moved to them, and the last request for a name decides who fills.
+        Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS; nothing
+        is changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClaimWarmTask(self, request, context):
+        """Takes the oldest warm task that waits in a pool: does the Warmup in the
+        caller's session, for the operator's name and ttl. The task is done when
+        the caller has committed the whole sequence. If the sequence ends before
+        that, by release or with its session, the task waits again; after three
+        claims it is given up. A task also ends by Unwarm, by its ttl, by another
+        Warmup of its name, and with the pool.
+
+        Idempotent by request_id while the sequence lives. Errors:
+        WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED: the task goes on
+        waiting, and this does not count as a claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unwarm(self, request, context):
-        """Ends a pin. Errors: PIN_NOT_FOUND.
+        """Ends a pin, and the task to fill it. A sequence that was filling it goes on
+        as any other. Errors: PIN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -293,6 +316,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.Warmup,
                     request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.WarmupRequest.FromString,
                     response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WarmupResponse.SerializeToString,
+            ),
+            'ClaimWarmTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimWarmTask,
+                    request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.ClaimWarmTaskRequest.FromString,
+                    response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.ClaimWarmTaskResponse.SerializeToString,
             ),
             'Unwarm': grpc.unary_unary_rpc_method_handler(
                     servicer.Unwarm,
@@ -548,6 +576,33 @@ class CacheService(object):
             '/kvharbor.v1.CacheService/Warmup',
             kvharbor_dot_v1_dot_cache__service__pb2.WarmupRequest.SerializeToString,
             kvharbor_dot_v1_dot_cache__service__pb2.WarmupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimWarmTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvharbor.v1.CacheService/ClaimWarmTask',
+            kvharbor_dot_v1_dot_cache__service__pb2.ClaimWarmTaskRequest.SerializeToString,
+            kvharbor_dot_v1_dot_cache__service__pb2.ClaimWarmTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

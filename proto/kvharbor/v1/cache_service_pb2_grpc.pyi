@@ -153,6 +153,22 @@ _CacheServiceWarmupType = typing_extensions.TypeVar(
     ],
 )
 
+_CacheServiceClaimWarmTaskType = typing_extensions.TypeVar(
+    '_CacheServiceClaimWarmTaskType',
+    grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse,
+    ],
+)
+
 _CacheServiceUnwarmType = typing_extensions.TypeVar(
     '_CacheServiceUnwarmType',
     grpc.UnaryUnaryMultiCallable[
@@ -233,7 +249,7 @@ _CacheServiceEvictType = typing_extensions.TypeVar(
     ],
 )
 
-class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceExtendType, _CacheServiceCommitType, _CacheServiceForkType, _CacheServiceHandoffType, _CacheServiceAdoptType, _CacheServiceReleaseType, _CacheServiceWarmupType, _CacheServiceUnwarmType, _CacheServiceLookupType, _CacheServiceStatsType, _CacheServiceWatchType, _CacheServiceEvictType]):
+class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceExtendType, _CacheServiceCommitType, _CacheServiceForkType, _CacheServiceHandoffType, _CacheServiceAdoptType, _CacheServiceReleaseType, _CacheServiceWarmupType, _CacheServiceClaimWarmTaskType, _CacheServiceUnwarmType, _CacheServiceLookupType, _CacheServiceStatsType, _CacheServiceWatchType, _CacheServiceEvictType]):
     """Blocks: who holds which, and what is in them.
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
@@ -281,6 +297,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
         grpc.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.WarmupRequest,
             kvharbor.v1.cache_service_pb2.WarmupResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+            kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.UnwarmRequest,
@@ -337,6 +357,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
         grpc.aio.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.WarmupRequest,
             kvharbor.v1.cache_service_pb2.WarmupResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+            kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.UnwarmRequest,
@@ -413,15 +437,31 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
 
     Warmup: _CacheServiceWarmupType
     """Pins a prefix against eviction, for the tenant, under a name. Present
-    blocks are pinned at once; missing ones come back as a sequence for the
-    caller to compute and commit, and each is pinned at its commit. Of the
-    prompt, whole blocks count. Idempotent: the same name and tokens renew the
-    ttl; a name with other tokens is moved to them. Errors:
-    WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED; nothing is changed then.
+    blocks are pinned at once; `fill` says who computes the missing ones, each
+    of which is pinned at its commit. Of the prompt, whole blocks count.
+    Idempotent: the same name and tokens renew the ttl; a name with other
+    tokens is moved to them, and the last request for a name decides who fills.
+    Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS; nothing
+    is changed then.
+    """
+
+    ClaimWarmTask: _CacheServiceClaimWarmTaskType
+    """Takes the oldest warm task that waits in a pool: does the Warmup in the
+    caller's session, for the operator's name and ttl. The task is done when
+    the caller has committed the whole sequence. If the sequence ends before
+    that, by release or with its session, the task waits again; after three
+    claims it is given up. A task also ends by Unwarm, by its ttl, by another
+    Warmup of its name, and with the pool.
+
+    Idempotent by request_id while the sequence lives. Errors:
+    WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED: the task goes on
+    waiting, and this does not count as a claim.
     """
 
     Unwarm: _CacheServiceUnwarmType
-    """Ends a pin. Errors: PIN_NOT_FOUND."""
+    """Ends a pin, and the task to fill it. A sequence that was filling it goes on
+    as any other. Errors: PIN_NOT_FOUND.
+    """
 
     Lookup: _CacheServiceLookupType
     """Tells what of a prompt is there. Changes nothing, recency neither."""
@@ -473,6 +513,10 @@ CacheServiceAsyncStub: typing_extensions.TypeAlias = CacheServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.cache_service_pb2.WarmupRequest,
         kvharbor.v1.cache_service_pb2.WarmupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+        kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.cache_service_pb2.UnwarmRequest,
@@ -604,11 +648,30 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvharbor.v1.cache_service_pb2.WarmupResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.WarmupResponse]]:
         """Pins a prefix against eviction, for the tenant, under a name. Present
-        blocks are pinned at once; missing ones come back as a sequence for the
-        caller to compute and commit, and each is pinned at its commit. Of the
-        prompt, whole blocks count. Idempotent: the same name and tokens renew the
-        ttl; a name with other tokens is moved to them. Errors:
-        WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED; nothing is changed then.
+        blocks are pinned at once; `fill` says who computes the missing ones, each
+        of which is pinned at its commit. Of the prompt, whole blocks count.
+        Idempotent: the same name and tokens renew the ttl; a name with other
+        tokens is moved to them, and the last request for a name decides who fills.
+        Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS; nothing
+        is changed then.
+        """
+
+    @abc.abstractmethod
+    def ClaimWarmTask(
+        self,
+        request: kvharbor.v1.cache_service_pb2.ClaimWarmTaskRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.ClaimWarmTaskResponse]]:
+        """Takes the oldest warm task that waits in a pool: does the Warmup in the
+        caller's session, for the operator's name and ttl. The task is done when
+        the caller has committed the whole sequence. If the sequence ends before
+        that, by release or with its session, the task waits again; after three
+        claims it is given up. A task also ends by Unwarm, by its ttl, by another
+        Warmup of its name, and with the pool.
+
+        Idempotent by request_id while the sequence lives. Errors:
+        WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED: the task goes on
+        waiting, and this does not count as a claim.
         """
 
     @abc.abstractmethod
@@ -617,7 +680,9 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         request: kvharbor.v1.cache_service_pb2.UnwarmRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvharbor.v1.cache_service_pb2.UnwarmResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.UnwarmResponse]]:
-        """Ends a pin. Errors: PIN_NOT_FOUND."""
+        """Ends a pin, and the task to fill it. A sequence that was filling it goes on
+        as any other. Errors: PIN_NOT_FOUND.
+        """
 
     @abc.abstractmethod
     def Lookup(

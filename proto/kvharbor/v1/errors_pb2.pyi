@@ -58,6 +58,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """NOT_FOUND. That block does not hold that content, or another tenant's.
     Metadata: blockId, generation.
     """
+    ERROR_REASON_WARM_TASK_NOT_FOUND: _ErrorReason.ValueType  # 25
+    """NOT_FOUND. No warm task of the pool waits to be claimed; others may have
+    claimed what there was. Metadata: poolId.
+    """
     ERROR_REASON_COMMIT_BACKWARDS: _ErrorReason.ValueType  # 30
     """FAILED_PRECONDITION. computed_tokens went backwards.
     Metadata: sequenceId, computedTokens, requestedTokens.
@@ -112,6 +116,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_WATCHER_TOO_SLOW: _ErrorReason.ValueType  # 52
     """RESOURCE_EXHAUSTED. The watcher read too slowly and was cut off.
     Metadata: pendingEventCount, limit.
+    """
+    ERROR_REASON_TOO_MANY_WARM_TASKS: _ErrorReason.ValueType  # 53
+    """RESOURCE_EXHAUSTED. The pool has as many unfinished warm tasks as it may.
+    Metadata: taskCount, limit.
     """
     ERROR_REASON_SESSION_REQUIRED: _ErrorReason.ValueType  # 60
     """UNAUTHENTICATED. The call needs a session: open a side socket and send its
@@ -176,6 +184,10 @@ ERROR_REASON_BLOCK_NOT_FOUND: ErrorReason.ValueType  # 24
 """NOT_FOUND. That block does not hold that content, or another tenant's.
 Metadata: blockId, generation.
 """
+ERROR_REASON_WARM_TASK_NOT_FOUND: ErrorReason.ValueType  # 25
+"""NOT_FOUND. No warm task of the pool waits to be claimed; others may have
+claimed what there was. Metadata: poolId.
+"""
 ERROR_REASON_COMMIT_BACKWARDS: ErrorReason.ValueType  # 30
 """FAILED_PRECONDITION. computed_tokens went backwards.
 Metadata: sequenceId, computedTokens, requestedTokens.
@@ -230,6 +242,10 @@ Metadata: neededBlockCount, warmBlockCount, budgetBlockCount.
 ERROR_REASON_WATCHER_TOO_SLOW: ErrorReason.ValueType  # 52
 """RESOURCE_EXHAUSTED. The watcher read too slowly and was cut off.
 Metadata: pendingEventCount, limit.
+"""
+ERROR_REASON_TOO_MANY_WARM_TASKS: ErrorReason.ValueType  # 53
+"""RESOURCE_EXHAUSTED. The pool has as many unfinished warm tasks as it may.
+Metadata: taskCount, limit.
 """
 ERROR_REASON_SESSION_REQUIRED: ErrorReason.ValueType  # 60
 """UNAUTHENTICATED. The call needs a session: open a side socket and send its

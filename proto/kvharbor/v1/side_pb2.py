@@ -26,7 +26,7 @@ from kvharbor.v1 import errors_pb2 as kvharbor_dot_v1_dot_errors__pb2
 from kvharbor.v1 import types_pb2 as kvharbor_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvharbor/v1/side.proto\x12\x0bkvharbor.v1\x1a\x18kvharbor/v1/errors.proto\x1a\x17kvharbor/v1/types.proto\"d\n\x0bSideRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.kvharbor.v1.HelloH\x00\x12%\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x13.kvharbor.v1.AttachH\x00\x42\t\n\x07request\"\x97\x01\n\x0cSideResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.kvharbor.v1.WelcomeH\x00\x12)\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x15.kvharbor.v1.AttachedH\x00\x12\'\n\x07refused\x18\x03 \x01(\x0b\x32\x14.kvharbor.v1.RefusedH\x00\x42\n\n\x08response\"J\n\x05Hello\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x14\n\x0c\x61pi_versions\x18\x03 \x03(\t\"\x80\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rsession_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x05 \x01(\t\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\"\x19\n\x06\x41ttach\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\";\n\x08\x41ttached\x12/\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\"\xab\x01\n\x07Refused\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.kvharbor.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x34\n\x08metadata\x18\x03 \x03(\x0b\x32\".kvharbor.v1.Refused.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvharbor/v1/side.proto\x12\x0bkvharbor.v1\x1a\x18kvharbor/v1/errors.proto\x1a\x17kvharbor/v1/types.proto\"d\n\x0bSideRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.kvharbor.v1.HelloH\x00\x12%\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x13.kvharbor.v1.AttachH\x00\x42\t\n\x07request\"\xd4\x01\n\x0cSideResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.kvharbor.v1.WelcomeH\x00\x12)\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x15.kvharbor.v1.AttachedH\x00\x12\'\n\x07refused\x18\x03 \x01(\x0b\x32\x14.kvharbor.v1.RefusedH\x00\x12;\n\x12warm_tasks_pending\x18\x04 \x01(\x0b\x32\x1d.kvharbor.v1.WarmTasksPendingH\x00\x42\n\n\x08response\"f\n\x05Hello\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x14\n\x0c\x61pi_versions\x18\x03 \x03(\t\x12\x1a\n\x12\x61\x63\x63\x65pts_warm_tasks\x18\x04 \x01(\x08\"\x80\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rsession_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x05 \x01(\t\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\"\x19\n\x06\x41ttach\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\";\n\x08\x41ttached\x12/\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\"#\n\x10WarmTasksPending\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"\xab\x01\n\x07Refused\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.kvharbor.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x34\n\x08metadata\x18\x03 \x03(\x0b\x32\".kvharbor.v1.Refused.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,17 +38,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIDEREQUEST']._serialized_start=90
   _globals['_SIDEREQUEST']._serialized_end=190
   _globals['_SIDERESPONSE']._serialized_start=193
-  _globals['_SIDERESPONSE']._serialized_end=344
-  _globals['_HELLO']._serialized_start=346
-  _globals['_HELLO']._serialized_end=420
-  _globals['_WELCOME']._serialized_start=423
-  _globals['_WELCOME']._serialized_end=551
-  _globals['_ATTACH']._serialized_start=553
-  _globals['_ATTACH']._serialized_end=578
-  _globals['_ATTACHED']._serialized_start=580
-  _globals['_ATTACHED']._serialized_end=639
-  _globals['_REFUSED']._serialized_start=642
-  _globals['_REFUSED']._serialized_end=813
-  _globals['_REFUSED_METADATAENTRY']._serialized_start=766
-  _globals['_REFUSED_METADATAENTRY']._serialized_end=813
+  _globals['_SIDERESPONSE']._serialized_end=405
+  _globals['_HELLO']._serialized_start=407
+  _globals['_HELLO']._serialized_end=509
+  _globals['_WELCOME']._serialized_start=512
+  _globals['_WELCOME']._serialized_end=640
+  _globals['_ATTACH']._serialized_start=642
+  _globals['_ATTACH']._serialized_end=667
+  _globals['_ATTACHED']._serialized_start=669
+  _globals['_ATTACHED']._serialized_end=728
+  _globals['_WARMTASKSPENDING']._serialized_start=730
+  _globals['_WARMTASKSPENDING']._serialized_end=765
+  _globals['_REFUSED']._serialized_start=768
+  _globals['_REFUSED']._serialized_end=939
+  _globals['_REFUSED_METADATAENTRY']._serialized_start=892
+  _globals['_REFUSED_METADATAENTRY']._serialized_end=939
 # @@protoc_insertion_point(module_scope)

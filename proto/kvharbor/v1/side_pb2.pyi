@@ -27,8 +27,9 @@ class SideRequest(google.protobuf.message.Message):
     ".side" appended). Its end is the end of the session. A frame is the length
     of the message as a little-endian uint32, then the message; at most 64 KiB.
     The worker sends SideRequest, the service answers each with one SideResponse,
-    in order. A file descriptor travels as SCM_RIGHTS with the first byte of the
-    response that announces it.
+    in order. Notices, which answer nothing, may come between any two answers,
+    but only of a kind that the Hello has accepted. A file descriptor travels as
+    SCM_RIGHTS with the first byte of the response that announces it.
 
     Worker to service.
     """
@@ -66,6 +67,7 @@ class SideResponse(google.protobuf.message.Message):
     WELCOME_FIELD_NUMBER: builtins.int
     ATTACHED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    WARM_TASKS_PENDING_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> Global___Welcome:
         """Answers Hello."""
@@ -78,16 +80,21 @@ class SideResponse(google.protobuf.message.Message):
     def refused(self) -> Global___Refused:
         """Answers either, when refused. After a refused Hello the socket is closed."""
 
+    @property
+    def warm_tasks_pending(self) -> Global___WarmTasksPending:
+        """A notice."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         attached: Global___Attached | None = ...,
         refused: Global___Refused | None = ...,
+        warm_tasks_pending: Global___WarmTasksPending | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["response", b"response"]) -> typing.Literal["welcome", "attached", "refused"] | None: ...
+    def HasField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "warm_tasks_pending", b"warm_tasks_pending", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "warm_tasks_pending", b"warm_tasks_pending", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["response", b"response"]) -> typing.Literal["welcome", "attached", "refused", "warm_tasks_pending"] | None: ...
 
 Global___SideResponse: typing_extensions.TypeAlias = SideResponse
 
@@ -100,10 +107,15 @@ class Hello(google.protobuf.message.Message):
     CLIENT_NAME_FIELD_NUMBER: builtins.int
     CLIENT_VERSION_FIELD_NUMBER: builtins.int
     API_VERSIONS_FIELD_NUMBER: builtins.int
+    ACCEPTS_WARM_TASKS_FIELD_NUMBER: builtins.int
     client_name: builtins.str
     """For people: who this is, e.g. "vllm-0". At most 128 bytes."""
     client_version: builtins.str
     """For people: library and version, e.g. "kvharbor-python/0.1.0"."""
+    accepts_warm_tasks: builtins.bool
+    """Computes prefixes that operators want warm: the service sends
+    WarmTasksPending for the pools that this session has open.
+    """
     @property
     def api_versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Versions of this API that the client speaks; "v1"."""
@@ -114,8 +126,9 @@ class Hello(google.protobuf.message.Message):
         client_name: builtins.str = ...,
         client_version: builtins.str = ...,
         api_versions: collections.abc.Iterable[builtins.str] | None = ...,
+        accepts_warm_tasks: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "client_name", b"client_name", "client_version", b"client_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepts_warm_tasks", b"accepts_warm_tasks", "api_versions", b"api_versions", "client_name", b"client_name", "client_version", b"client_version"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 
@@ -197,6 +210,28 @@ class Attached(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor"]) -> None: ...
 
 Global___Attached: typing_extensions.TypeAlias = Attached
+
+@typing.final
+class WarmTasksPending(google.protobuf.message.Message):
+    """Somebody wants a prefix of this pool computed: call ClaimWarmTask. All who
+    accept such tasks are told, and a claim decides. After a notice none comes
+    for the same pool until this session has called ClaimWarmTask there, or
+    Attach; whoever claims once a notice misses nothing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id"]) -> None: ...
+
+Global___WarmTasksPending: typing_extensions.TypeAlias = WarmTasksPending
 
 @typing.final
 class Refused(google.protobuf.message.Message):

@@ -15,6 +15,9 @@ from kvharbor.pool.results import (
     Fork as Fork,
 )
 from kvharbor.pool.results import (
+    PinView as PinView,
+)
+from kvharbor.pool.results import (
     PoolConfig as PoolConfig,
 )
 from kvharbor.pool.results import (

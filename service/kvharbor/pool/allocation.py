@@ -46,6 +46,7 @@ def allocate(
     block_tokens = state.block_tokens
     block_count = -(-(token_count + reserve_tokens) // block_tokens)
     refuse_too_large(state, block_count)
+    validate.table("reserve_tokens", reserve_tokens, block_count, "reserve less")
 
     namespace = state.namespaces.use(owner.tenant, prompt.version, prompt.adapter, prompt.salt)
     sequence = Sequence(
@@ -156,6 +157,7 @@ def extend(state: State, session: int, number: int, capacity_tokens: int) -> Ste
     before = len(sequence.table)
     block_count = -(-capacity_tokens // state.block_tokens)
     refuse_too_large(state, block_count)
+    validate.table("capacity_tokens", capacity_tokens, block_count, "use several sequences")
     fresh = max(block_count - before, 0)
     if fresh > state.available:
         raise state.refuse(fresh, state.available)

@@ -58,6 +58,7 @@ def fork(
     fresh = (block_count - shared) * child_count
     # The source keeps its table, so children that do not fit beside it never will.
     refuse_too_large(state, len(source.table) + fresh)
+    validate.table("child_count", child_count, block_count * child_count, "fork in several calls")
     if fresh > state.available:
         raise state.refuse(fresh, state.available)
     state.claimed += fresh

@@ -5,7 +5,7 @@ holds stay, since one may still read ([G3]). Only `session_quiet` gives them bac
 """
 
 from kvharbor.pool.blocks import SHADOW
-from kvharbor.pool.release import detach, finish_release
+from kvharbor.pool.release import release_each
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
@@ -23,11 +23,13 @@ def end_session(state: State, session: int) -> Steps[None]:
     blocks = state.blocks
     for sequence in list(owner.sequences.values()):
         table, committed = sequence.table, sequence.committed_blocks
-        blocks.quarantine(table[committed:])
+        doomed = table[committed:]
         if blocks.canonical:
-            blocks.quarantine([block for block in table[:committed] if blocks.state[block] == SHADOW])
-        state.revision += 1
-        yield
+            doomed += [block for block in table[:committed] if blocks.state[block] == SHADOW]
+        for start in range(0, len(doomed), state.slice_blocks):
+            blocks.quarantine(doomed[start : start + state.slice_blocks])
+            state.revision += 1
+            yield
 
 
 def session_quiet(state: State, session: int) -> Steps[int]:
@@ -36,8 +38,6 @@ def session_quiet(state: State, session: int) -> Steps[int]:
     owner.ended = owner.quiet = True
     # A copy of the service's own may still run into its blocks; the end of the fork gives those back.
     idle = [sequence for sequence in owner.sequences.values() if not sequence.copy_count]
-    for sequence in idle:
-        detach(state, owner, sequence)
-        yield from finish_release(state, sequence)
+    yield from release_each(state, owner, idle)
     state.forget_if_over(owner)
     return len(idle)

@@ -11,12 +11,12 @@ from kvharbor.pool import allocation, fork, handoff, lifecycle, publication, rel
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored, Event
 from kvharbor.pool.invariants import check_invariants
-from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.results import (
     Commit,
     Committed,
     Extension,
     Fork,
+    PinView,
     PoolConfig,
     Presence,
     Prompt,
@@ -24,6 +24,7 @@ from kvharbor.pool.results import (
     Usage,
     Warmed,
 )
+from kvharbor.pool.snapshot import IndexCopy
 from kvharbor.pool.state import State
 from kvharbor.pool.stats import PoolStats, TenantStats
 from kvharbor.pool.steps import Steps
@@ -157,9 +158,29 @@ class Pool:
         *,
         expires_at: float | None = None,
         present_only: bool = False,
+        room_for_all: bool = False,
+        request_id: str = "",
     ) -> Steps[Warmed]:
-        """Pins a prefix for (tenant, name); raises WarmBudgetExceeded, PoolExhausted."""
-        return warm.warmup(self._state, tenant, session, prompt, name, expires_at=expires_at, present_only=present_only)
+        """Pins a prefix for (tenant, name); raises WarmBudgetExceeded, PoolExhausted, RequestIdReused.
+
+        `room_for_all` holds what is missing against the budget although it is not promised yet, as it will be
+        computed for this pin later. `request_id` names the sequence that fills it.
+        """
+        return warm.warmup(
+            self._state,
+            tenant,
+            session,
+            prompt,
+            name,
+            expires_at=expires_at,
+            present_only=present_only,
+            room_for_all=room_for_all,
+            request_id=request_id,
+        )
+
+    def pin(self, tenant: str, name: str) -> PinView | None:
+        """Tells how far a pin is; None if there is none."""
+        return warm.pin_view(self._state, tenant, name)
 
     def unwarm(self, tenant: str, name: str) -> Steps[None]:
         """Ends a pin; raises PinNotFound."""
@@ -198,21 +219,12 @@ class Pool:
         events, self._state.events = self._state.events, []
         return events
 
-    def index_chains(self, tenant: str | None = None) -> list[BlocksStored]:
-        """Describes the whole index, parents before children, as of `revision`. O(committed blocks)."""
-        state = self._state
-        chosen = [one for one in state.namespaces if tenant is None or one.tenant == tenant]
-        return [publication.chain_event(state, chain) for namespace in chosen for chain in self._chains(namespace)]
+    def index_chains(self, tenant: str | None = None, most_blocks: int | None = None) -> Iterator[BlocksStored]:
+        """Describes the whole index as of now, parents before children, in chains of at most `most_blocks`.
 
-    def _chains(self, namespace: Namespace) -> Iterator[list[int]]:
-        children = self._state.tree.children
-        heads = list(children(namespace.root))
-        while heads:
-            chain = [heads.pop()]
-            while below := list(children(chain[-1])):
-                chain.append(below[0])
-                heads += below[1:]
-            yield chain
+        The call copies some bytes a block of the pool; what is read off the copy later does not touch the pool.
+        """
+        return IndexCopy(self._state, tenant).chains(most_blocks)
 
     def usage(self) -> Usage:
         """Tells who uses the pool."""

@@ -176,29 +176,16 @@ def _advance(state: State, sequence: Sequence, chain: list[int]) -> None:
 
 
 def _announce(state: State, sequence: Sequence, chain: list[int], digests: list[bytes]) -> None:
-    tenant = sequence.namespace.tenant
+    tenant, generation = sequence.namespace.tenant, state.blocks.generation
     state.counters.committed_block_count += len(chain)
     state.tenant(tenant).committed_block_count += len(chain)
-    parent_digest = state.tree.digest_of(sequence.chain_node)
-    state.events.append(_chain_event(state, tenant, parent_digest, chain, digests))
-
-
-def chain_event(state: State, chain: list[int]) -> BlocksStored:
-    """Describes committed blocks of which each is the parent of the next."""
-    tree = state.tree
-    tenant, parent = tree.namespace_of(chain[0]).tenant, tree.parent[chain[0]]
-    return _chain_event(state, tenant, tree.digest_of(parent), chain, [tree.digest_of(block) for block in chain])
-
-
-def _chain_event(
-    state: State, tenant: str, parent_digest: bytes, chain: list[int], digests: list[bytes]
-) -> BlocksStored:
-    generation = state.blocks.generation
-    return BlocksStored(
-        state.revision,
-        tenant,
-        parent_digest,
-        tuple(digests),
-        tuple(chain),
-        tuple([generation[block] for block in chain]),
+    state.events.append(
+        BlocksStored(
+            state.revision,
+            tenant,
+            state.tree.digest_of(sequence.chain_node),
+            tuple(digests),
+            tuple(chain),
+            tuple([generation[block] for block in chain]),
+        )
     )

@@ -13,6 +13,8 @@ from kvharbor.pool.sequence import Pin, Sequence, Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 
+SEQUENCES_A_SLICE = 128
+
 
 def release(state: State, session: int, number: int) -> Steps[int]:
     """Ends one sequence; 0 if it had ended already."""
@@ -43,10 +45,18 @@ def _release_all(state: State, owner: Session, sequences: Iterable[Sequence]) ->
     chosen = list(sequences)
     for sequence in chosen:
         state.refuse_if_copying(sequence)
-    for sequence in chosen:
+    yield from release_each(state, owner, chosen)
+    return len(chosen)
+
+
+def release_each(state: State, owner: Session, sequences: list[Sequence]) -> Steps[None]:
+    """Ends sequences of a session, none of which is being copied."""
+    for index, sequence in enumerate(sequences, start=1):
         detach(state, owner, sequence)
         yield from finish_release(state, sequence)
-    return len(chosen)
+        # Short ones end without a pause of their own; each costs about as much as a few blocks.
+        if not index % SEQUENCES_A_SLICE and index < len(sequences):
+            yield
 
 
 def detach(state: State, owner: Session, sequence: Sequence) -> None:

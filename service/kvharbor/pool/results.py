@@ -114,6 +114,15 @@ class Warmed:
 
 
 @dataclass(frozen=True, slots=True)
+class PinView:
+    """How far a pin is. `filling`: a live sequence is to compute the missing tokens."""
+
+    pinned_tokens: int
+    missing_tokens: int
+    filling: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Presence:
     """What of a prompt is there: in whole blocks, and what Allocate would reuse."""
 

@@ -175,6 +175,10 @@ class PrefixTree:
             yield child
             child = self._next_sibling[child]
 
+    def copied_columns(self) -> "tuple[array[int], array[int], list[bytes | None]]":
+        """Returns each block's first child, next sibling and digest, to be read while the tree changes."""
+        return self._first_child[:], self._next_sibling[:], self._digest[:]
+
     def descend(self, node: int) -> Iterator[int]:
         """Yields every block below a node, parents before children. O(1) a block; nothing may change meanwhile."""
         pending = list(self.children(node))
@@ -186,8 +190,8 @@ class PrefixTree:
 
 def extras_by_block(keys: Iterable[ExtraKey], block_tokens: int) -> dict[int, bytes]:
     """Encodes extra keys, in order of offset, as each block's part of its content."""
-    extras: dict[int, bytes] = {}
+    parts: dict[int, list[bytes]] = {}
     for key in keys:
         block, offset = divmod(key.token_offset, block_tokens)
-        extras[block] = extras.get(block, b"") + encode_extra_key(offset, key.value)
-    return extras
+        parts.setdefault(block, []).append(encode_extra_key(offset, key.value))
+    return {block: b"".join(encoded) for block, encoded in parts.items()}

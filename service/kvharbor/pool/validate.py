@@ -8,6 +8,11 @@ from kvharbor.pool.results import Prompt
 
 MAX_NAME_BYTES: Final = 128
 MAX_KEY_BYTES: Final = 256
+# What a call lists is bounded, as each entry costs about a microsecond in which nobody else is served.
+MAX_EXTRA_KEYS: Final = 1 << 14
+MAX_SWITCHED: Final = 1 << 16
+# Entries of all block tables in one reply: it fits in a message, and is made within some ten milliseconds.
+MAX_TABLE_BLOCKS: Final = 1 << 19
 # Far above any pool, far below what the arithmetic on it could overflow in another language.
 MAX_TOKENS: Final = 1 << 48
 
@@ -37,6 +42,28 @@ def prompt(asked: Prompt) -> int:
     if asked.extra_keys:
         extra_keys(asked.extra_keys, 0, count)
     return count
+
+
+def listed(field: str, entry_count: int, most: int) -> None:
+    """Checks the length of a list."""
+    if entry_count > most:
+        raise InvalidField(
+            field=field,
+            value=f"{entry_count} entries",
+            limit=f"at most {most} entries",
+            remedy="spread them over several calls",
+        )
+
+
+def table(field: str, value: int, entry_count: int, remedy: str) -> None:
+    """Checks how long the block tables would be that a call with this value is answered with."""
+    if entry_count > MAX_TABLE_BLOCKS:
+        raise InvalidField(
+            field=field,
+            value=f"{value}, for tables of {entry_count} blocks",
+            limit=f"tables of at most {MAX_TABLE_BLOCKS} blocks in a reply",
+            remedy=remedy,
+        )
 
 
 def extra_keys(keys: tuple[ExtraKey, ...], first_token: int, end_token: int) -> None:

@@ -6,9 +6,9 @@ still to be computed count from the reply on and are pinned at their commit.
 
 from kvharbor.pool import validate
 from kvharbor.pool.allocation import claim_run, hold_match, refuse_too_large
-from kvharbor.pool.errors import InvalidField, PinNotFound, WarmBudgetExceeded
+from kvharbor.pool.errors import InvalidField, PinNotFound, RequestIdReused, WarmBudgetExceeded
 from kvharbor.pool.release import end_pin, take_down
-from kvharbor.pool.results import Prompt, Warmed
+from kvharbor.pool.results import PinView, Prompt, Warmed
 from kvharbor.pool.sequence import Fingerprint, Pin, Sequence
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
@@ -24,10 +24,13 @@ def warmup(
     *,
     expires_at: float | None,
     present_only: bool,
+    room_for_all: bool,
+    request_id: str,
 ) -> Steps[Warmed]:
     """Pins what is there of the prompt's whole blocks; gives a session a sequence to fill the rest."""
     token_count = validate.prompt(prompt)
     validate.text("name", name)
+    validate.text("request_id", request_id)
     block_tokens = state.block_tokens
     block_count = token_count // block_tokens
     if not name:
@@ -54,6 +57,8 @@ def warmup(
             (block_count - len(old.blocks)) * block_tokens,
             None if mine is None else state.view(mine),
         )
+    if session is not None and request_id and request_id in state.sessions[session].by_request:
+        raise RequestIdReused(request_id=request_id, differs="name")
 
     tokens = prompt.token_ids[: 4 * block_tokens * block_count]
     namespace = state.namespaces.use(tenant, prompt.version, prompt.adapter, prompt.salt)
@@ -62,7 +67,7 @@ def warmup(
         number=0,
         namespace=namespace,
         chain_node=namespace.root,
-        request_id="",
+        request_id=request_id,
         group="",
         fingerprint={},
         table=[],
@@ -78,10 +83,11 @@ def warmup(
         run = yield from hold_match(state, sequence, tokens, block_count)
         present = len(sequence.table) + len(run)
         computes = session is not None and not present_only
-        promised = block_count - present if computes else 0
+        missing = block_count - present
+        promised = missing if computes else 0
         # Looked up again: between two slices the pin may have ended or been moved.
         old = state.pins.get((tenant, name))
-        _check_budget(state, old, sequence.table + run, promised)
+        _check_budget(state, old, sequence.table + run, missing if room_for_all else promised)
         claim_run(state, sequence, run, promised)
     except BaseException:
         take_down(state, sequence)
@@ -96,7 +102,7 @@ def warmup(
         namespace.user_count += 1
         state.pins[tenant, name] = pin
     pinned_tokens = present * block_tokens
-    missing_tokens = (block_count - present) * block_tokens
+    missing_tokens = missing * block_tokens
     view = None
     if promised:
         sequence.pin, pin.sequence = pin, sequence
@@ -118,6 +124,15 @@ def warmup(
         else:
             end_pin(state, old, expired=False)  # moved to where nothing is
     return Warmed(pinned_tokens, missing_tokens, view)
+
+
+def pin_view(state: State, tenant: str, name: str) -> PinView | None:
+    """Tells how far a pin is; None if there is none."""
+    pin = state.pins.get((tenant, name))
+    if pin is None:
+        return None
+    missing = pin.block_count - len(pin.blocks)
+    return PinView(len(pin.blocks) * state.block_tokens, missing * state.block_tokens, pin.sequence is not None)
 
 
 def unwarm(state: State, tenant: str, name: str) -> Steps[None]:
@@ -142,10 +157,10 @@ def expire(state: State, now: float) -> Steps[None]:
         end_pin(state, pin, expired=True)
 
 
-def _check_budget(state: State, old: Pin | None, present: list[int], promised: int) -> None:
+def _check_budget(state: State, old: Pin | None, present: list[int], missing: int) -> None:
     pins = state.blocks.pins
     taken = state.blocks.pinned_count + state.promised
-    needed = promised + sum(1 for block in present if not pins[block])
+    needed = missing + sum(1 for block in present if not pins[block])
     if old is not None:
         # Moving a pin frees what only the old place had.
         kept = set(present)

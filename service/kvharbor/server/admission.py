@@ -58,7 +58,7 @@ class Admission:
         self._refused_in: tuple[int, int] | None = None
         self._queue_changed = False
         self._pumping = False
-        owner.on_change = self._consider
+        owner.listeners.append(self._consider)
 
     @property
     def waiting_count(self) -> int:
@@ -151,6 +151,8 @@ class Admission:
     async def _serve_next(self) -> bool:
         """Tries those that may fit, in order, until one is answered."""
         for ticket in self._queue.candidates(self._owner.pool.available_block_count, self._owner.clock()):
+            # A try that ends in its first slice gives nobody else a turn, and there may be a thousand.
+            await asyncio.sleep(0)
             waiter = self._waiters.get(ticket)
             if waiter is None or waiter.answer.done():
                 continue

@@ -2,9 +2,10 @@
 
 ServerError
 ├── SessionRequired, SessionUnknown, AdminRequired      the caller is not known, or not allowed
-├── PoolNotFound                                        unknown, or another tenant's
+├── PoolNotFound, WarmTaskNotFound                      unknown, another tenant's, or somebody else's by now
 ├── StaleEpoch, PoolSizeMismatch, PoolInUse             state says no: do not retry unchanged
 ├── RevisionCompacted, WatcherTooSlow                   gone: watch again from a snapshot
+├── TooManyWarmTasks                                    full: let engines work some off
 └── Starting, Draining                                  not now: retry
 
 StartupError and CommandError are for the operator: they end a command with one line on stderr.
@@ -78,6 +79,36 @@ class PoolNotFound(ServerError):
 
     def metadata(self) -> dict[str, str]:
         return {"poolId": self.pool_id}
+
+
+class WarmTaskNotFound(ServerError):
+    """No warm task waits in the pool."""
+
+    reason = "WARM_TASK_NOT_FOUND"
+
+    def __init__(self, pool_id: str) -> None:
+        self.pool_id = pool_id
+        super().__init__(f"no warm task of pool {pool_id!r} waits to be claimed: wait for the next notice")
+
+    def metadata(self) -> dict[str, str]:
+        return {"poolId": self.pool_id}
+
+
+class TooManyWarmTasks(ServerError):
+    """The pool keeps no more warm tasks."""
+
+    reason = "TOO_MANY_WARM_TASKS"
+
+    def __init__(self, task_count: int, *, limit: int) -> None:
+        self.task_count = task_count
+        self.limit = limit
+        super().__init__(
+            f"{task_count} warm tasks of the pool are unfinished, {limit} are allowed: "
+            f"let engines that accept them finish some, or unwarm some"
+        )
+
+    def metadata(self) -> dict[str, str]:
+        return {"taskCount": str(self.task_count), "limit": str(self.limit)}
 
 
 class StaleEpoch(ServerError):

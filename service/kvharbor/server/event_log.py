@@ -1,7 +1,6 @@
 """What happened to a pool's index of late, for watchers that follow, fall behind or come back."""
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,10 +78,11 @@ class EventLog:
         """
         if position < self._first:
             raise WatcherTooSlow(self.end - position, limit=format_size(self._limit_bytes))
-        start = position - self._first
         found: list[Recorded] = []
         size_bytes = 0
-        for recorded in itertools.islice(self._kept, start, None):
+        # By index: a deque finds those near its ends at once, and that is where a watcher is who keeps up.
+        for index in range(position - self._first, len(self._kept)):
+            recorded = self._kept[index]
             found.append(recorded)
             size_bytes += len(recorded.encoded)
             if size_bytes > most_bytes:

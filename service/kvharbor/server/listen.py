@@ -25,7 +25,8 @@ def listen_side(paths: SocketPaths, access: SocketAccess) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(name)
-            listener.listen(128)
+            # Beyond the backlog a Unix client is not made to wait but fails: a host's workers may start at once.
+            listener.listen(socket.SOMAXCONN)
         except BaseException:
             listener.close()
             raise

@@ -6,6 +6,12 @@ import sys
 import structlog
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Drops what grpc.aio logs, with a traceback, for each answer whose caller has left: that is no error here."""
+    is_unsent_answer = record.getMessage().startswith("ExecuteBatchError raised in core")
+    return not is_unsent_answer or logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
 def configure(level: str, line_format: str) -> None:
     """Sends every log, of libraries too, to stderr as JSON or as text for people."""
     shared: list[structlog.typing.Processor] = [
@@ -29,6 +35,7 @@ def configure(level: str, line_format: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from kvharbor.pool import Fork, Pool, SequenceView
 from kvharbor.pool.errors import InvariantViolation, PoolError
 from kvharbor.pool.steps import Steps
+from kvharbor.server.errors import ServerError
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.turns import Turns
 
@@ -21,14 +22,14 @@ class PoolOwner:
     """Owns `pool`: nobody else calls it, except to read.
 
     A slice runs without interruption; between two slices the event loop serves others [S1]. An operation that
-    has begun ends, even if its call is cancelled meanwhile [S2]. `on_change` is called after every slice.
+    has begun ends, even if its call is cancelled meanwhile [S2]. `listeners` are called after every slice.
     """
 
     def __init__(self, pool: Pool, events: EventLog, clock: Callable[[], float], crash: Crash) -> None:
         self.pool = pool
         self.events = events
         self.clock = clock
-        self.on_change: Callable[[], None] = lambda: None
+        self.listeners: list[Callable[[], None]] = []
         self._crash = crash
         self._unbound = Turns()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -61,6 +62,11 @@ class PoolOwner:
         """Runs an operation that belongs to no session. It has no order with those that do."""
         return await self.run(Turns(), start)
 
+    async def in_turn(self, turns: Turns, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs `work`, which may be several operations, to its end as one turn of a session."""
+        await turns.take()
+        return await self.in_background(self._turn(turns, work()))
+
     async def in_background(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` to its end even if the caller is cancelled, and returns its result."""
         return await asyncio.shield(self.spawn(work))
@@ -79,8 +85,7 @@ class PoolOwner:
         copy: Callable[[tuple[tuple[int, int], ...]], Awaitable[None]],
     ) -> tuple[SequenceView, ...]:
         """Runs a fork with its copies and returns the children; all of it is one turn of the session."""
-        await turns.take()
-        return await self.in_background(self._forked(turns, start, copy))
+        return await self.in_turn(turns, lambda: self._forked(start, copy))
 
     def call(self, change: Callable[[], T]) -> T:
         """Runs a short operation of the pool at once."""
@@ -133,23 +138,25 @@ class PoolOwner:
         finally:
             self._settle()
 
+    async def _turn(self, turns: Turns, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        finally:
+            turns.leave()
+
     async def _forked(
         self,
-        turns: Turns,
         start: Callable[[], Steps[Fork]],
         copy: Callable[[tuple[tuple[int, int], ...]], Awaitable[None]],
     ) -> tuple[SequenceView, ...]:
-        try:
-            made = await self._drive(start())
-            if made.copies:
-                try:
-                    await copy(made.copies)
-                except BaseException:
-                    self.call(lambda: self.pool.abort_fork(made))
-                    raise
-            return self.call(lambda: self.pool.finish_fork(made))
-        finally:
-            turns.leave()
+        made = await self._drive(start())
+        if made.copies:
+            try:
+                await copy(made.copies)
+            except BaseException:
+                self.call(lambda: self.pool.abort_fork(made))
+                raise
+        return self.call(lambda: self.pool.finish_fork(made))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -164,11 +171,12 @@ class PoolOwner:
         events = self.pool.drain_events()
         if events:
             self.events.append(events)
-        self.on_change()
+        for listener in self.listeners:
+            listener()
 
     def _check(self, failure: BaseException) -> None:
         """Ends the process if `failure` is no refusal: then the pool's state is not known any more."""
-        refused = isinstance(failure, PoolError) and not isinstance(failure, InvariantViolation)
+        refused = isinstance(failure, PoolError | ServerError) and not isinstance(failure, InvariantViolation)
         if not refused and not isinstance(failure, asyncio.CancelledError):
             self._crash(failure)
 

@@ -15,7 +15,7 @@ from kvharbor.gpumem import (
     ReservationCancelled,
     block_count_for,
 )
-from kvharbor.pool import Pool, PoolConfig
+from kvharbor.pool import PoolConfig
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.admission import Admission
 from kvharbor.server.errors import (
@@ -29,10 +29,11 @@ from kvharbor.server.errors import (
 )
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import Crash, PoolOwner
-from kvharbor.server.served_pool import OpenedPool, ServedPool, reserved_memory
+from kvharbor.server.served_pool import OpenedPool, ServedPool, pool_with_memory
 from kvharbor.server.sessions import Peer, Session
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
 from kvharbor.server.turns import Turns
+from kvharbor.server.warm_desk import WarmDesk
 from kvharbor.server.wire import identity_of
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,7 @@ class Pools:
         self._by_id: dict[str, ServedPool] = {}
         self._by_name: dict[tuple[str, str], ServedPool] = {}
         self._making: dict[tuple[str, str], asyncio.Task[ServedPool]] = {}
+        self._dropping: set[asyncio.Task[None]] = set()
         self._next_number = 1
         self._closing = False
 
@@ -107,9 +109,11 @@ class Pools:
         del self._by_id[pool_id]
         del self._by_name[served.tenant, served.name]
         session.opened.pop(pool_id, None)
-        await served.close(PoolNotFound(pool_id))
-        self.memory_available_bytes += served.descriptor.size_bytes
-        log.info("pool dropped", pool=pool_id, name=served.name, tenant=served.tenant)
+        # Whatever becomes of the call: what nobody finds any more must still give its memory back.
+        dropping = asyncio.create_task(self._close_dropped(served))
+        self._dropping.add(dropping)
+        dropping.add_done_callback(self._dropping.discard)
+        await asyncio.shield(dropping)
         return True
 
     async def end_session(self, session: Session, opened: OpenedPool) -> int:
@@ -125,16 +129,22 @@ class Pools:
     async def close(self, reason: ServerError) -> None:
         """Closes every pool; for shutdown, after the last session."""
         self._closing = True
-        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        await asyncio.gather(*self._making.values(), *self._dropping, return_exceptions=True)
         for served in self._by_id.values():
             await served.close(reason)
 
     def end_watches(self, reason: ServerError) -> None:
-        """Ends the watches and waiting Allocates of every pool with `reason`; no more pools are made."""
+        """Ends the watches and what waits in every pool with `reason`; no more pools are made."""
         self._closing = True
         for served in self._by_id.values():
             served.events.end_with(reason)
             served.admission.give_up_all(reason)
+            served.warm.end_waits(reason)
+
+    async def _close_dropped(self, served: ServedPool) -> None:
+        await served.close(PoolNotFound(served.pool_id))
+        self.memory_available_bytes += served.descriptor.size_bytes
+        log.info("pool dropped", pool=served.pool_id, name=served.name, tenant=served.tenant)
 
     async def _found_or_made(self, key: tuple[str, str], layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
         while True:
@@ -164,29 +174,28 @@ class Pools:
                 asked_bytes, available_bytes=self.memory_available_bytes, limited_by="the setting memory"
             )
         descriptor = _described(layout, asked_bytes)
+        config = PoolConfig(
+            block_count=descriptor.block_count - layout.scratch_blocks,
+            block_tokens=layout.block_tokens,
+            scratch_blocks=layout.scratch_blocks,
+            identity=identity_of(layout),
+            min_reuse_tokens=rules.min_reuse_tokens or 0,
+            warm_budget_ratio=rules.warm_budget_ratio or 0.0,
+        )
         self.memory_available_bytes -= descriptor.size_bytes
         try:
-            arena, mapping = await asyncio.to_thread(
-                reserved_memory, descriptor, f"kvharbor-{name}", lambda: self._closing
+            pool, arena, mapping = await asyncio.to_thread(
+                pool_with_memory, config, descriptor, f"kvharbor-{name}", lambda: self._closing
             )
         except BaseException as failure:
             self.memory_available_bytes += descriptor.size_bytes
             if isinstance(failure, ReservationCancelled):
                 raise Draining from None
             raise
-        pool = Pool(
-            PoolConfig(
-                block_count=descriptor.block_count - layout.scratch_blocks,
-                block_tokens=layout.block_tokens,
-                scratch_blocks=layout.scratch_blocks,
-                identity=identity_of(layout),
-                min_reuse_tokens=rules.min_reuse_tokens or 0,
-                warm_budget_ratio=rules.warm_budget_ratio or 0.0,
-            )
-        )
         owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
+        pool_id, sessions = f"{self.epoch}.{self._next_number}", set[Session]()
         served = ServedPool(
-            pool_id=f"{self.epoch}.{self._next_number}",
+            pool_id=pool_id,
             tenant=tenant,
             name=name,
             size_bytes=asked_bytes,
@@ -196,7 +205,8 @@ class Pools:
             owner=owner,
             admission=Admission(owner),
             copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{name}"),
-            sessions=set(),
+            sessions=sessions,
+            warm=WarmDesk(owner, tenant=tenant, pool_id=pool_id, sessions=sessions),
         )
         self._next_number += 1
         self._by_id[served.pool_id] = self._by_name[key] = served

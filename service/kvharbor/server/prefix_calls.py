@@ -1,20 +1,23 @@
-"""Calls on prefixes and on what a pool holds: Warmup, Unwarm, Lookup, Evict, Stats. They only translate."""
+"""Calls on prefixes and on what a pool holds: Warmup, ClaimWarmTask, Unwarm, Lookup, Evict, Stats.
+
+They only translate.
+"""
 
 import dataclasses
 
-from kvharbor.pool import PoolStats, Presence, Warmed
+from kvharbor.pool import PoolStats, Presence
 from kvharbor.pool.errors import InvalidField
-from kvharbor.pool.steps import Steps
-from kvharbor.server.errors import AdminRequired, SessionRequired
+from kvharbor.server.errors import AdminRequired, PoolNotFound, SessionRequired
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.pools import Pools
 from kvharbor.server.sequence_calls import expire_time
-from kvharbor.server.served_pool import ServedPool
+from kvharbor.server.served_pool import OpenedPool, ServedPool
 from kvharbor.server.sessions import Peer, Sessions
-from kvharbor.server.turns import Turns
+from kvharbor.server.warm_desk import PinRequest
 from kvharbor.server.wire import duration_message, prompt_of, seconds_of, sequence_message
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
+from kvharbor.v1 import types_pb2
 
 LEAST_TTL_S = 0.001
 
@@ -33,27 +36,50 @@ class PrefixCalls(rpc.CacheServiceServicer):
         session = self._callers.session(context)
         served = self._pools.visible(session.peer, request.pool_id)
         ttl_s = seconds_of("ttl", request.ttl, least_s=LEAST_TTL_S) if request.HasField("ttl") else None
-        prompt = prompt_of(request)
-        # A session that has not opened the pool cannot compute into it: it pins what is there.
+        expires_at = None if ttl_s is None else served.owner.clock() + ttl_s
+        asked = PinRequest(prompt_of(request), request.name, expires_at)
         opened = session.opened.get(served.pool_id)
-        owner, number = served.owner, session.number if opened is not None else None
-
-        def start() -> Steps[Warmed]:
-            return owner.pool.warmup(
-                served.tenant,
-                number,
-                prompt,
-                request.name,
-                expires_at=None if ttl_s is None else owner.clock() + ttl_s,
-                present_only=request.present_only,
-            )
-
-        warmed = await owner.run(Turns() if opened is None else opened.turns, start)
-        owner.reschedule()
-        response = pb.WarmupResponse(pinned_tokens=warmed.pinned_tokens, missing_tokens=warmed.missing_tokens)
-        if warmed.sequence is not None and opened is not None:
-            response.sequence.CopyFrom(sequence_message(warmed.sequence, opened.handle_prefix))
+        response = pb.WarmupResponse(accepting_session_count=served.warm.accepting_session_count)
+        if request.fill == pb.WARMUP_FILL_ENGINE:
+            wait_s = seconds_of("wait", request.wait) if request.HasField("wait") else 0.0
+            ordered = await served.warm.by_engine(asked, wait_s)
+            response.pinned_tokens, response.missing_tokens = ordered.pinned_tokens, ordered.missing_tokens
+            response.task_pending = ordered.task_pending
+        else:
+            filler = _filler(request, opened)
+            if filler is None:
+                warmed = await served.warm.by_nobody(asked)
+            else:
+                warmed = await served.warm.by_caller(session, filler.turns, asked)
+                if warmed.sequence is not None:
+                    response.sequence.CopyFrom(sequence_message(warmed.sequence, filler.handle_prefix))
+            response.pinned_tokens, response.missing_tokens = warmed.pinned_tokens, warmed.missing_tokens
         if ttl_s is not None:
+            response.expire_time.CopyFrom(expire_time(ttl_s))
+            response.ttl.CopyFrom(duration_message(ttl_s))
+        return response
+
+    @answered
+    async def ClaimWarmTask(self, request: pb.ClaimWarmTaskRequest, context: Context) -> pb.ClaimWarmTaskResponse:
+        session = self._callers.session(context)
+        opened = session.opened.get(request.pool_id)
+        if opened is None:
+            raise self._pools.unknown(request.pool_id)
+        claimed = await opened.served.warm.claim(session, opened.turns, request.request_id)
+        prompt, view = claimed.asked.prompt, claimed.sequence
+        response = pb.ClaimWarmTaskResponse(
+            name=claimed.asked.name,
+            token_ids=prompt.token_ids[: 4 * view.token_count],
+            extra_keys=[
+                types_pb2.ExtraKey(token_offset=key.token_offset, value=key.value)
+                for key in prompt.extra_keys
+                if key.token_offset < view.token_count
+            ],
+            namespace=types_pb2.NamespaceKey(version=prompt.version, adapter=prompt.adapter, salt=prompt.salt),
+            sequence=sequence_message(view, opened.handle_prefix),
+        )
+        if claimed.asked.expires_at is not None:
+            ttl_s = max(claimed.asked.expires_at - opened.served.owner.clock(), 0.0)
             response.expire_time.CopyFrom(expire_time(ttl_s))
             response.ttl.CopyFrom(duration_message(ttl_s))
         return response
@@ -61,8 +87,7 @@ class PrefixCalls(rpc.CacheServiceServicer):
     @answered
     async def Unwarm(self, request: pb.UnwarmRequest, context: Context) -> pb.UnwarmResponse:
         served = self._pools.visible(self._callers.session(context).peer, request.pool_id)
-        await served.owner.run_unbound(lambda: served.pool.unwarm(served.tenant, request.name))
-        served.owner.reschedule()
+        await served.warm.unwarm(request.name)
         return pb.UnwarmResponse()
 
     @answered
@@ -110,6 +135,28 @@ class PrefixCalls(rpc.CacheServiceServicer):
         chosen = [pools.visible(peer, request.pool_id)] if request.pool_id else pools.all_visible(peer)
         response.pools.extend(_pool_stats(served, peer) for served in chosen)
         return response
+
+
+def _filler(request: pb.WarmupRequest, opened: OpenedPool | None) -> OpenedPool | None:
+    """Returns the caller's pool if the caller is to compute what is missing; None if nobody is."""
+    if request.HasField("wait"):
+        raise InvalidField(
+            field="wait",
+            value="set",
+            limit="unset without WARMUP_FILL_ENGINE",
+            remedy="leave it out: nobody else fills",
+        )
+    if request.fill == pb.WARMUP_FILL_NOBODY:
+        return None
+    if request.fill == pb.WARMUP_FILL_UNSPECIFIED:
+        return opened
+    if request.fill != pb.WARMUP_FILL_CALLER:
+        raise InvalidField(
+            field="fill", value=request.fill, limit="a value of WarmupFill", remedy="set it, or update the service"
+        )
+    if opened is None:
+        raise PoolNotFound(request.pool_id)
+    return opened
 
 
 def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:

@@ -3,12 +3,12 @@
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from google.protobuf import timestamp_pb2
 
-from kvharbor.pool import Committed, Extension, SequenceView
+from kvharbor.pool import Committed, Extension, SequenceView, Shadow, validate
 from kvharbor.pool.errors import InvalidField, InvariantViolation, PoolError, SequenceNotFound
 from kvharbor.pool.steps import Steps
 from kvharbor.server.admission import Application
@@ -31,10 +31,15 @@ from kvharbor.v1 import cache_service_pb2_grpc as rpc
 from kvharbor.v1 import types_pb2
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 T = TypeVar("T")
 
-# Between so many items of a batch others are served.
+MAX_ITEMS = 8192
+"""Items of a batch: so that the reply fits in a message even if each is refused."""
+
+# Between so many items of a batch, and so many entries of a result, others are served.
 _ITEMS_A_SLICE = 16
+_SHADOWS_A_SLICE = 1024
 
 
 class SequenceCalls(rpc.CacheServiceServicer):
@@ -94,24 +99,21 @@ class SequenceCalls(rpc.CacheServiceServicer):
                 capacity_tokens=added.capacity_tokens,
             )
 
-        results = await self._each(opened, request.items, extend)
-        return pb.ExtendResponse(
-            results=[
-                result if isinstance(result, pb.ExtendResult) else pb.ExtendResult(status=item_status(result))
-                for result in results
-            ]
-        )
+        results = await self._each(opened, request.items, extend, lambda status: pb.ExtendResult(status=status))
+        return pb.ExtendResponse(results=results)
 
     @answered
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
         session, opened = self._opened(context, request.pool_id)
         pool, number = opened.served.pool, session.number
 
-        def commit(item: pb.CommitItem) -> Steps[Committed]:
-            return (yield from pool.commit(number, self._number(opened, item.sequence_id), commit_of(item)))
+        def commit(item: pb.CommitItem) -> Steps[pb.CommitResult]:
+            sequence = self._number(opened, item.sequence_id)
+            committed: Committed = yield from pool.commit(number, sequence, commit_of(item))
+            return (yield from _commit_result(committed))
 
-        results = await self._each(opened, request.items, commit)
-        return pb.CommitResponse(results=[_commit_result(result) for result in results])
+        results = await self._each(opened, request.items, commit, lambda status: pb.CommitResult(status=status))
+        return pb.CommitResponse(results=results)
 
     @answered
     async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:
@@ -168,20 +170,25 @@ class SequenceCalls(rpc.CacheServiceServicer):
         session, opened = self._opened(context, request.pool_id)
         pool, number = opened.served.pool, session.number
 
-        def release(item: pb.ReleaseItem) -> Steps[int]:
+        def ended(item: pb.ReleaseItem) -> Steps[int]:
             target = item.WhichOneof("target")
             if target == "sequence_id":
-                return (yield from pool.release(number, self._number(opened, item.sequence_id)))
+                return pool.release(number, self._number(opened, item.sequence_id))
             if target == "request_id":
-                return (yield from pool.release_request(number, item.request_id))
+                return pool.release_request(number, item.request_id)
             if target == "group":
-                return (yield from pool.release_group(number, item.group))
+                return pool.release_group(number, item.group)
             raise InvalidField(
                 field="target", value="empty", limit="sequence_id, request_id or group", remedy="name what to end"
             )
 
-        results = await self._each(opened, request.items, release)
-        return pb.ReleaseResponse(results=[_release_result(result) for result in results])
+        def release(item: pb.ReleaseItem) -> Steps[pb.ReleaseResult]:
+            count: int = yield from ended(item)
+            status = types_pb2.ItemStatus()
+            return pb.ReleaseResult(status=status, already_released=not count, released_sequence_count=count)
+
+        results = await self._each(opened, request.items, release, lambda status: pb.ReleaseResult(status=status))
+        return pb.ReleaseResponse(results=results)
 
     def _opened(self, context: Context, pool_id: str) -> tuple[Session, OpenedPool]:
         session = self._callers.session(context)
@@ -204,21 +211,26 @@ class SequenceCalls(rpc.CacheServiceServicer):
         raise SequenceNotFound(sequence_id=sequence_id[:80])
 
     async def _each(
-        self, opened: OpenedPool, items: Iterable[Item], operate: Callable[[Item], Steps[T]]
-    ) -> list[T | PoolError | ServerError]:
-        """Runs a batch in one turn of the session: an item fails alone, and gives its refusal as result."""
+        self,
+        opened: OpenedPool,
+        items: Sequence[Item],
+        operate: Callable[[Item], Steps[Result]],
+        refusal: Callable[[types_pb2.ItemStatus], Result],
+    ) -> list[Result]:
+        """Runs a batch in one turn of the session; an item that is refused fails alone."""
+        validate.listed("items", len(items), MAX_ITEMS)
 
-        def steps() -> Steps[list[T | PoolError | ServerError]]:
-            results: list[T | PoolError | ServerError] = []
+        def steps() -> Steps[list[Result]]:
+            results: list[Result] = []
             for position, item in enumerate(items, start=1):
                 try:
                     results.append((yield from operate(item)))
                 except InvariantViolation:
                     raise
                 except PoolError as refused:
-                    results.append(_with_handle(refused, opened))
+                    results.append(refusal(item_status(_with_handle(refused, opened))))
                 except ServerError as refused:
-                    results.append(refused)
+                    results.append(refusal(item_status(refused)))
                 if not position % _ITEMS_A_SLICE:
                     yield
             return results
@@ -250,20 +262,14 @@ def _with_handle(refused: PoolError, opened: OpenedPool) -> PoolError:
     return type(refused)(**{**refused.attributes, "sequence_id": f"{opened.served.pool_id}.{own}"})
 
 
-def _commit_result(result: Committed | PoolError | ServerError) -> pb.CommitResult:
-    if not isinstance(result, Committed):
-        return pb.CommitResult(status=item_status(result))
-    return pb.CommitResult(
-        status=types_pb2.ItemStatus(),
-        committed_tokens=result.committed_tokens,
-        shadows=[
-            pb.Shadow(position=shadow.position, block_id=shadow.block_id, generation=shadow.generation)
-            for shadow in result.shadows
-        ],
-    )
+def _commit_result(committed: Committed) -> Steps[pb.CommitResult]:
+    result = pb.CommitResult(status=types_pb2.ItemStatus(), committed_tokens=committed.committed_tokens)
+    for start in range(0, len(committed.shadows), _SHADOWS_A_SLICE):
+        if start:
+            yield
+        result.shadows.extend(_shadow(each) for each in committed.shadows[start : start + _SHADOWS_A_SLICE])
+    return result
 
 
-def _release_result(result: int | PoolError | ServerError) -> pb.ReleaseResult:
-    if not isinstance(result, int):
-        return pb.ReleaseResult(status=item_status(result))
-    return pb.ReleaseResult(status=types_pb2.ItemStatus(), already_released=not result, released_sequence_count=result)
+def _shadow(shadow: Shadow) -> pb.Shadow:
+    return pb.Shadow(position=shadow.position, block_id=shadow.block_id, generation=shadow.generation)

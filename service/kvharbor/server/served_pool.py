@@ -5,14 +5,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kvharbor.gpumem import Descriptor, HostArena, Mapping, copy_blocks
-from kvharbor.pool import Pool
+from kvharbor.gpumem import Descriptor, HostArena, Mapping, copy_blocks, require_room
+from kvharbor.pool import Pool, PoolConfig
 from kvharbor.server.admission import Admission
 from kvharbor.server.errors import ServerError
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
 from kvharbor.server.sessions import Session
 from kvharbor.server.turns import Turns
+from kvharbor.server.warm_desk import WarmDesk
+
+OWN_BYTES_A_BLOCK = 64
+"""What an empty pool keeps a block in this process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +34,7 @@ class ServedPool:
     admission: Admission
     copier: ThreadPoolExecutor
     sessions: set[Session]
+    warm: WarmDesk
 
     @property
     def pool(self) -> Pool:
@@ -45,7 +50,12 @@ class ServedPool:
         """Ends watches with `reason`, waits for what is under way and gives the memory back."""
         self.events.end_with(reason)
         self.admission.give_up_all(reason)
+        self.warm.end_waits(reason)
         await self.owner.close()
+        # Off the loop: the kernel takes about 0.1 s for a GiB.
+        await asyncio.to_thread(self._give_back)
+
+    def _give_back(self) -> None:
         self.copier.shutdown(wait=True)
         self.mapping.close()
         self.arena.close()
@@ -65,12 +75,17 @@ class OpenedPool:
     handle_prefix: str
 
 
-def reserved_memory(descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> tuple[HostArena, Mapping]:
-    """Makes and reserves the memory; blocks for as long as the kernel takes to zero it."""
+def pool_with_memory(
+    config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]
+) -> tuple[Pool, HostArena, Mapping]:
+    """Makes a pool and reserves its memory; blocks for as long as the kernel takes to zero it."""
+    # Little beside real blocks; beside blocks of a few bytes it is what runs the host out of memory.
+    require_room(descriptor.block_count * OWN_BYTES_A_BLOCK)
+    pool = Pool(config)
     arena = HostArena.create(descriptor.size_bytes, name=name)
     try:
         arena.reserve(cancelled=cancelled)
-        return arena, arena.map()
+        return pool, arena, arena.map()
     except BaseException:
         arena.close()
         raise

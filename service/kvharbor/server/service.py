@@ -126,6 +126,7 @@ async def _started(settings: Settings, paths: SocketPaths, memory_bytes: int) ->
         opened = session.opened.get(pool_id)
         if opened is None:
             raise pools.unknown(pool_id)
+        opened.served.warm.welcome(session)
         return Attachment(pool_calls.describe(opened.served), opened.served.arena.fd)
 
     rules = SideRules(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kvharbor.server.errors import SessionUnknown
+from kvharbor.server.warm_notices import WarmNotices
 
 if TYPE_CHECKING:
     from kvharbor.server.served_pool import OpenedPool
@@ -28,7 +29,7 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One engine. `token` is secret; `opened` has its pools by pool_id.
+    """One engine. `token` is secret; `opened` has its pools by pool_id; `warm_notices` if it accepts warm tasks.
 
     Once `ended`, no call may begin in its name; those under way finish first.
     """
@@ -38,6 +39,7 @@ class Session:
     peer: Peer
     client_name: str
     client_version: str
+    warm_notices: WarmNotices | None = None
     opened: "dict[str, OpenedPool]" = field(default_factory=dict)
     ended: bool = False
     close_side_socket: Callable[[], None] | None = None
@@ -56,9 +58,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_token)
 
-    def begin(self, peer: Peer, *, client_name: str, client_version: str) -> Session:
+    def begin(
+        self, peer: Peer, *, client_name: str, client_version: str, warm_notices: WarmNotices | None = None
+    ) -> Session:
         """Makes a session for a process that has said hello."""
-        session = Session(self._next_number, secrets.token_urlsafe(24), peer, client_name, client_version)
+        session = Session(self._next_number, secrets.token_urlsafe(24), peer, client_name, client_version, warm_notices)
         self._next_number += 1
         self._by_token[session.token] = session
         log.info(

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from google.protobuf.message import DecodeError
 
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.errors import ServerError, SessionRequired
+from kvharbor.server.frames import Frames, StreamEnded
 from kvharbor.server.sessions import Peer, Session, Sessions
 from kvharbor.server.status import REFUSALS, Refusal, metadata_of, reason_of
+from kvharbor.server.warm_notices import WarmNotices
 from kvharbor.v1 import side_pb2, types_pb2
 
 log = structlog.get_logger(__name__)
 
-MAX_FRAME_BYTES: Final = 64 * 1024
 API_VERSION: Final = "v1"
-_LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -46,10 +45,6 @@ class SideRules:
     attach: Callable[[Session, str], Attachment]
     refusal: Callable[[], ServerError | None]
     crash: Callable[[BaseException], None]
-
-
-class _Ended(Exception):
-    """The other side has closed the socket, or speaks something else."""
 
 
 class SideServer:
@@ -109,12 +104,13 @@ class SideServer:
         with connection:
             session = None
             cause = "side socket ended"
+            frames = Frames(connection)
             try:
-                session = await self._hello(connection)
+                session = await self._hello(connection, frames)
                 if session is not None:
                     session.close_side_socket = lambda: _shut(connection)
-                    await self._requests(connection, session)
-            except _Ended as ended:
+                    await self._talk(frames, session)
+            except StreamEnded as ended:
                 cause = str(ended) or cause
             except OSError as failure:
                 cause = f"side socket failed: {failure.strerror}"
@@ -122,14 +118,14 @@ class SideServer:
                 if session is not None:
                     await self._sessions.end(session, cause=cause)
 
-    async def _hello(self, connection: socket.socket) -> Session | None:
+    async def _hello(self, connection: socket.socket, frames: Frames) -> Session | None:
         """Answers the first frame; None when it was refused."""
         pid, uid, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         try:
             async with asyncio.timeout(self._rules.hello_timeout_s):
-                request = await _receive(connection)
+                request = await frames.receive()
         except TimeoutError:
             log.warning("side socket without hello", pid=pid, uid=uid, waited_s=self._rules.hello_timeout_s)
             return None
@@ -139,10 +135,15 @@ class SideServer:
                 raise refusal
             hello = _checked_hello(request)
         except REFUSALS as refused:
-            await _send(connection, _refused(refused))
+            await frames.send(_refused(refused))
             return None
         peer = self._rules.identify(pid, uid)
-        session = self._sessions.begin(peer, client_name=hello.client_name, client_version=hello.client_version)
+        session = self._sessions.begin(
+            peer,
+            client_name=hello.client_name,
+            client_version=hello.client_version,
+            warm_notices=WarmNotices() if hello.accepts_warm_tasks else None,
+        )
         welcome = side_pb2.Welcome(
             session_id=str(session.number),
             session_token=session.token,
@@ -152,15 +153,26 @@ class SideServer:
             server_version=self._rules.server_version,
         )
         try:
-            await _send(connection, side_pb2.SideResponse(welcome=welcome))
+            await frames.send(side_pb2.SideResponse(welcome=welcome))
         except OSError:
             await self._sessions.end(session, cause="side socket ended before the welcome")
             return None
         return session
 
-    async def _requests(self, connection: socket.socket, session: Session) -> None:
+    async def _talk(self, frames: Frames, session: Session) -> None:
+        if session.warm_notices is None:
+            await self._requests(frames, session)
+            return
+        notifying = asyncio.create_task(_notify(frames, session.warm_notices))
+        notifying.add_done_callback(self._stopped)
+        try:
+            await self._requests(frames, session)
+        finally:
+            notifying.cancel()
+
+    async def _requests(self, frames: Frames, session: Session) -> None:
         while True:
-            request = await _receive(connection)
+            request = await frames.receive()
             try:
                 if request.WhichOneof("request") != "attach":
                     raise InvalidField(
@@ -171,10 +183,17 @@ class SideServer:
                     )
                 attachment = self._rules.attach(session, request.attach.pool_id)
             except REFUSALS as refused:
-                await _send(connection, _refused(refused))
+                await frames.send(_refused(refused))
                 continue
             attached = side_pb2.Attached(descriptor=attachment.descriptor)
-            await _send(connection, side_pb2.SideResponse(attached=attached), fds=(attachment.fd,))
+            await frames.send(side_pb2.SideResponse(attached=attached), fds=(attachment.fd,))
+
+
+async def _notify(frames: Frames, notices: WarmNotices) -> None:
+    with contextlib.suppress(OSError):  # whoever reads from the socket sees its end
+        while True:
+            pending = side_pb2.WarmTasksPending(pool_id=await notices.next())
+            await frames.send(side_pb2.SideResponse(warm_tasks_pending=pending))
 
 
 def _checked_hello(request: side_pb2.SideRequest) -> side_pb2.Hello:
@@ -198,51 +217,6 @@ def _checked_hello(request: side_pb2.SideRequest) -> side_pb2.Hello:
 def _refused(refusal: Refusal) -> side_pb2.SideResponse:
     refused = side_pb2.Refused(reason=reason_of(refusal), message=str(refusal)[:512], metadata=metadata_of(refusal))
     return side_pb2.SideResponse(refused=refused)
-
-
-async def _receive(connection: socket.socket) -> side_pb2.SideRequest:
-    (length,) = _LENGTH.unpack(await _receive_exactly(connection, _LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise _Ended(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
-    try:
-        return side_pb2.SideRequest.FromString(await _receive_exactly(connection, length))
-    except DecodeError:
-        raise _Ended("a frame that is no SideRequest") from None
-
-
-async def _receive_exactly(connection: socket.socket, size_bytes: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    received = bytearray()
-    while len(received) < size_bytes:
-        piece = await loop.sock_recv(connection, size_bytes - len(received))
-        if not piece:
-            raise _Ended
-        received += piece
-    return bytes(received)
-
-
-async def _send(connection: socket.socket, response: side_pb2.SideResponse, fds: tuple[int, ...] = ()) -> None:
-    encoded = response.SerializeToString()
-    frame = _LENGTH.pack(len(encoded)) + encoded
-    sent = 0
-    if fds:
-        sent = await _send_with_fds(connection, frame, fds)
-    await asyncio.get_running_loop().sock_sendall(connection, frame[sent:])
-
-
-async def _send_with_fds(connection: socket.socket, frame: bytes, fds: tuple[int, ...]) -> int:
-    """Sends the descriptors with the first bytes of a frame; returns how many bytes went."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            return socket.send_fds(connection, [frame], list(fds))
-        except BlockingIOError:
-            writable = loop.create_future()
-            loop.add_writer(connection, writable.set_result, None)
-            try:
-                await writable
-            finally:
-                loop.remove_writer(connection)
 
 
 def _shut(connection: socket.socket) -> None:

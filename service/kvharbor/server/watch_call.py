@@ -1,6 +1,6 @@
 """Watch: a snapshot of the index in pieces, then events as they come, each tenant its own."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored
@@ -13,8 +13,8 @@ from kvharbor.server.sessions import Session
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
 
-# About 350 KB a message: far below any message limit, and few enough to a snapshot.
-_PIECE_BLOCKS = 8192
+# About 90 KB a message, made in some milliseconds at most; others are served between two.
+_PIECE_BLOCKS = 2048
 _PIECE_BYTES = 256 * 1024
 
 
@@ -35,9 +35,9 @@ class WatchCall(rpc.CacheServiceServicer):
         if request.start_revision:
             position = _resumed(served, request.start_revision)
         else:
-            # Taken in one step, so that the events from `position` on are those after the snapshot.
+            # Begun in one step, so that the events from `position` on are those after the snapshot.
             position, revision = served.events.end, served.pool.revision
-            chains = served.pool.index_chains(served.tenant)
+            chains = served.pool.index_chains(served.tenant, _PIECE_BLOCKS)
             for piece in _pieces(chains, revision):
                 yield pb.WatchResponse(snapshot=piece)
         async for response in self._follow(served, position, session):
@@ -75,32 +75,15 @@ def _resumed(served: ServedPool, start_revision: int) -> int:
     return served.events.position_after(start_revision)
 
 
-def _pieces(chains: list[BlocksStored], revision: int) -> Iterator[pb.WatchSnapshot]:
-    """Cuts a snapshot into messages; at least one, the last marked complete."""
+def _pieces(chains: Iterable[BlocksStored], revision: int) -> Iterator[pb.WatchSnapshot]:
+    """Gathers chains into messages; at least one, the last marked complete."""
     piece = pb.WatchSnapshot(revision=revision)
     block_count = 0
     for chain in chains:
-        for part in _parts(chain):
-            if block_count + len(part.digests) > _PIECE_BLOCKS and block_count:
-                yield piece
-                piece, block_count = pb.WatchSnapshot(revision=revision), 0
-            piece.stored.append(stored_blocks(part))
-            block_count += len(part.digests)
+        if block_count + len(chain.digests) > _PIECE_BLOCKS:
+            yield piece
+            piece, block_count = pb.WatchSnapshot(revision=revision), 0
+        piece.stored.append(stored_blocks(chain))
+        block_count += len(chain.digests)
     piece.complete = True
     yield piece
-
-
-def _parts(chain: BlocksStored) -> Iterator[BlocksStored]:
-    parent_digest = chain.parent_digest
-    for first in range(0, len(chain.digests), _PIECE_BLOCKS):
-        end = first + _PIECE_BLOCKS
-        digests = chain.digests[first:end]
-        yield BlocksStored(
-            chain.revision,
-            chain.tenant,
-            parent_digest,
-            digests,
-            chain.block_ids[first:end],
-            chain.generations[first:end],
-        )
-        parent_digest = digests[-1]

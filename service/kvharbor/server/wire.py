@@ -2,13 +2,13 @@
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf import duration_pb2
 
-from kvharbor.gpumem import BlockOrder, DataType, Descriptor, Layout, LayoutInvalid, Plane
-from kvharbor.pool import Commit, ExtraKey, Prompt, SequenceView
+from kvharbor.gpumem import BlockOrder, DataType, Descriptor, Layout, LayoutInvalid, Plane, check_plane_count
+from kvharbor.pool import Commit, ExtraKey, Prompt, SequenceView, validate
 from kvharbor.pool.digest import PlaneIdentity, pool_identity
 from kvharbor.pool.errors import InvalidField
 from kvharbor.v1 import cache_service_pb2 as cache_pb
@@ -62,6 +62,8 @@ def integers(field: str, code: str, data: bytes) -> "array[int]":
 
 def layout_of(message: types_pb2.Layout) -> Layout:
     """Returns the layout, or raises LayoutInvalid."""
+    # Before they are made: a message has room for a million planes.
+    check_plane_count(len(message.planes))
     planes = tuple(
         Plane(
             name=plane.name,
@@ -142,7 +144,7 @@ def prompt_of(
     request: cache_pb.AllocateRequest | cache_pb.LookupRequest | cache_pb.WarmupRequest,
 ) -> Prompt:
     """Returns the prompt that the request carries."""
-    extra_keys = tuple(ExtraKey(key.token_offset, key.value) for key in request.extra_keys)
+    extra_keys = _extra_keys(request.extra_keys)
     if not request.HasField("namespace"):
         return Prompt(request.token_ids, extra_keys)
     namespace = request.namespace
@@ -157,10 +159,11 @@ def commit_of(item: cache_pb.CommitItem) -> Commit:
             integers("written.block_ids", "I", item.written.block_ids),
             integers("written.generations", "Q", item.written.generations),
         )
+    validate.listed("switched_positions", len(item.switched_positions), validate.MAX_SWITCHED)
     return Commit(
         computed_tokens=item.computed_tokens,
         new_token_ids=item.new_token_ids,
-        extra_keys=tuple(ExtraKey(key.token_offset, key.value) for key in item.extra_keys),
+        extra_keys=_extra_keys(item.extra_keys),
         written=written,
         switched=tuple(item.switched_positions),
     )
@@ -200,6 +203,11 @@ def duration_message(seconds: float) -> duration_pb2.Duration:
     message = duration_pb2.Duration()
     message.FromNanoseconds(round(seconds * 1e9))
     return message
+
+
+def _extra_keys(messages: Sequence[types_pb2.ExtraKey]) -> tuple[ExtraKey, ...]:
+    validate.listed("extra_keys", len(messages), validate.MAX_EXTRA_KEYS)
+    return tuple([ExtraKey(key.token_offset, key.value) for key in messages])
 
 
 def _member(field: str, number: int, members: dict[int, T]) -> T:

@@ -45,8 +45,10 @@ from kvharbor.client.errors import (
     StaleGeneration,
     Starting,
     StateRefused,
+    TooManyWarmTasks,
     Unavailable,
     WarmBudgetExceeded,
+    WarmTaskNotFound,
     WatcherTooSlow,
 )
 from kvharbor.client.harbor import Harbor, connect
@@ -69,6 +71,8 @@ from kvharbor.client.results import (
     Shadow,
     TenantStats,
     Warm,
+    WarmOrder,
+    WarmTask,
     WatchEvent,
 )
 from kvharbor.client.sequence import Sequence
@@ -136,9 +140,13 @@ __all__ = [
     "StateRefused",
     "TenantStats",
     "Tokens",
+    "TooManyWarmTasks",
     "Unavailable",
     "Warm",
     "WarmBudgetExceeded",
+    "WarmOrder",
+    "WarmTask",
+    "WarmTaskNotFound",
     "Watch",
     "WatchEvent",
     "WatcherTooSlow",

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from urllib.parse import quote
 
 from kvharbor.client.errors import InvalidField
 
@@ -56,4 +57,5 @@ def _unix(text: str, path: str) -> Address:
         raise InvalidField.of(
             "target", f"{longest} bytes", limit=f"at most {MAX_PATH_BYTES} bytes", remedy="use a shorter path"
         )
-    return Address(f"unix:{path}", side)
+    # A target is a URI, which gRPC decodes.
+    return Address(f"unix:{quote(os.fsencode(path))}", side)

@@ -11,17 +11,22 @@ from kvharbor.client.errors import PoolNotFound
 from kvharbor.client.results import (
     BlocksRemoved,
     BlocksStored,
+    ExtraKey,
     Lookup,
+    Namespace,
     PinEnded,
     PoolCounters,
     PoolInfo,
     PoolStats,
+    PoolT,
     Progress,
     SequenceT,
     ServerInfo,
     ServiceStats,
     TenantStats,
     Warm,
+    WarmOrder,
+    WarmTask,
     WatchEvent,
 )
 from kvharbor.v1 import cache_service_pb2, pool_service_pb2, types_pb2
@@ -39,6 +44,33 @@ def warm(reply: cache_service_pb2.WarmupResponse, sequence: SequenceT | None) ->
     """Reads a WarmupResponse, whose sequence the caller has made its own kind of."""
     ttl_s = seconds(reply.ttl) if reply.HasField("ttl") else None
     return Warm(reply.pinned_tokens, reply.missing_tokens, ttl_s, sequence)
+
+
+def warm_order(reply: cache_service_pb2.WarmupResponse) -> WarmOrder:
+    """Reads the WarmupResponse of an order to engines."""
+    return WarmOrder(
+        pinned_tokens=reply.pinned_tokens,
+        missing_tokens=reply.missing_tokens,
+        ttl_s=seconds(reply.ttl) if reply.HasField("ttl") else None,
+        task_pending=reply.task_pending,
+        accepting_session_count=reply.accepting_session_count,
+    )
+
+
+def warm_task(
+    reply: cache_service_pb2.ClaimWarmTaskResponse, pool: PoolT, sequence: SequenceT
+) -> WarmTask[PoolT, SequenceT]:
+    """Reads a ClaimWarmTaskResponse, whose sequence the caller has made its own kind of."""
+    namespace = reply.namespace
+    return WarmTask(
+        pool=pool,
+        name=reply.name,
+        tokens=np.frombuffer(reply.token_ids, "<u4").astype(np.uint32, copy=False),
+        extra_keys=tuple(ExtraKey(key.token_offset, key.value) for key in reply.extra_keys),
+        namespace=Namespace(namespace.version, namespace.adapter, namespace.salt),
+        sequence=sequence,
+        ttl_s=seconds(reply.ttl) if reply.HasField("ttl") else None,
+    )
 
 
 def server_info(reply: pool_service_pb2.GetServerInfoResponse) -> ServerInfo:

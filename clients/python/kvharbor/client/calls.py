@@ -126,14 +126,23 @@ class PoolCalls:
         namespace: Namespace,
         extra_keys: Sequence[ExtraKey],
         ttl_s: float | None,
+        wait_s: float = 0.0,
         **fields: Any,
     ) -> Call[cache.WarmupResponse]:
-        """Pins a prefix; `fields` are the request's name and present_only."""
+        """Pins a prefix; `fields` are the request's name and fill."""
         message = request(cache.WarmupRequest, pool_id=self.pool_id, token_ids=prompt_bytes(tokens), **fields)
         _add_context(message, namespace, extra_keys)
         if ttl_s is not None:
             message.ttl.CopyFrom(duration("ttl_s", ttl_s))
-        return Call("Warmup", message)
+        if wait_s:
+            message.wait.CopyFrom(duration("wait_s", wait_s))
+        return Call("Warmup", message, wait_s)
+
+    def claim_warm_task(self) -> Call[cache.ClaimWarmTaskResponse]:
+        """Takes a prefix to compute."""
+        request_id = new_request_id()
+        message = cache.ClaimWarmTaskRequest(pool_id=self.pool_id, request_id=request_id)
+        return Call("ClaimWarmTask", message, undo=functools.partial(self._release_request, request_id))
 
     def unwarm(self, name: str) -> Call[cache.UnwarmResponse]:
         """Ends a pin."""

@@ -15,7 +15,7 @@ from kvharbor.client.errors import (
     SessionLost,
     SessionRequired,
 )
-from kvharbor.client.side import SideSocket
+from kvharbor.client.side import Session, SideSocket
 from kvharbor.v1 import cache_service_pb2, pool_service_pb2
 
 SESSION_KEY = "kvharbor-session"
@@ -23,6 +23,8 @@ DEFAULT_TIMEOUT_S = 10.0
 OPEN_POOL_TIMEOUT_S = 120.0
 """Reserving memory takes about a second for some GiB, and more where the kernel has to find it first."""
 UNDO_TIMEOUT_S = 1.0
+ROOM_PAUSE_S = 0.5
+"""Between two claims of a warm task for which the pool has no room."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 """A prompt of 2**20 tokens is 4 MiB, its table at most another one."""
 
@@ -34,7 +36,7 @@ _POOLS = pool_service_pb2.DESCRIPTOR.services_by_name["PoolService"]
 # does not name the blocks again, a repeated Commit would append its tokens twice. Adopt and Unwarm end what
 # they name.
 _REPEATABLE = {
-    _CACHE.full_name: ("Allocate", "Fork", "Release", "Lookup", "Stats"),
+    _CACHE.full_name: ("Allocate", "Fork", "ClaimWarmTask", "Release", "Lookup", "Stats"),
     _POOLS.full_name: (
         "GetServerInfo",
         "OpenPool",
@@ -112,6 +114,17 @@ def call_error(
     if isinstance(error, ServiceUnreachable) and side is not None and side.lost:
         return SessionLost(f"the service at {address.target} has ended, and the session with it: connect again")
     return error
+
+
+def require_warm_tasks(session: Session | None) -> None:
+    """Raises InvalidField for a session that has not said that it accepts warm tasks."""
+    if session is None or not session.accepts_warm_tasks:
+        raise InvalidField.of(
+            "accepts_warm_tasks",
+            False,
+            limit="True",
+            remedy="connect(..., accepts_warm_tasks=True) to be told of tasks",
+        )
 
 
 def session_required(address: Address) -> SessionRequired:

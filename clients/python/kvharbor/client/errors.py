@@ -7,9 +7,9 @@
                           PoolSizeMismatch, PoolInUse, BlockHeld, RequestIdReused, SequenceBusy,
                           SequenceInDoubt, SequenceEnded
       Full                make room or come again after `retry_after_s`: PoolExhausted, WarmBudgetExceeded,
-                          InsufficientMemory
+                          TooManyWarmTasks, InsufficientMemory
       Gone                start over: PoolNotFound, SequenceNotFound, PinNotFound, HandoffNotFound,
-                          BlockNotFound, RevisionCompacted, WatcherTooSlow
+                          BlockNotFound, WarmTaskNotFound, RevisionCompacted, WatcherTooSlow
         SessionGone       connect again: SessionLost, StaleEpoch, HarborClosed
       Unavailable         repeat it later: ServiceUnreachable, Starting, Draining, DeadlineExceeded
       ServiceBug          report it: InvariantViolation
@@ -196,6 +196,12 @@ class WarmBudgetExceeded(Full):
     reason = "WARM_BUDGET_EXCEEDED"
 
 
+class TooManyWarmTasks(Full):
+    """The pool has as many unfinished warm tasks as it may."""
+
+    reason = "TOO_MANY_WARM_TASKS"
+
+
 class InsufficientMemory(Full):
     """Not enough memory is left for the pool."""
 
@@ -237,6 +243,12 @@ class BlockNotFound(Gone):
     """That block does not hold that content."""
 
     reason = "BLOCK_NOT_FOUND"
+
+
+class WarmTaskNotFound(Gone):
+    """No warm task of the pool waits to be claimed."""
+
+    reason = "WARM_TASK_NOT_FOUND"
 
 
 class RevisionCompacted(Gone):

@@ -21,14 +21,21 @@ Reply = TypeVar("Reply")
 class Link:
     """Runs calls. Threads may share it; a fork must not use it."""
 
-    def __init__(self, address: Address, *, client_name: str, timeout_s: float) -> None:
+    def __init__(
+        self, address: Address, *, client_name: str, timeout_s: float, accepts_warm_tasks: bool = False
+    ) -> None:
         self.address = address
         self.timeout_s = channel.positive_timeout(timeout_s)
         self.session: Session | None = None
         self.side: SideSocket | None = None
         self.closed = False
         if address.side_path is not None:
-            self.side, self.session = SideSocket.open(address.side_path, client_name=client_name, timeout_s=timeout_s)
+            self.side, self.session = SideSocket.open(
+                address.side_path,
+                client_name=client_name,
+                timeout_s=timeout_s,
+                accepts_warm_tasks=accepts_warm_tasks,
+            )
         self._metadata = channel.session_metadata(self.session.token if self.session else "")
         self._channel = grpc.insecure_channel(address.target, options=channel.OPTIONS)
         self._cache = cache_service_pb2_grpc.CacheServiceStub(self._channel)

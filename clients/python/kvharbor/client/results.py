@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 SequenceT = TypeVar("SequenceT")
+PoolT = TypeVar("PoolT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,40 @@ class Warm(Generic[SequenceT]):
     missing_tokens: int
     ttl_s: float | None
     sequence: SequenceT | None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmOrder:
+    """How far a prefix is that an engine shall make whole. `ttl_s` as in Warm.
+
+    `task_pending`: the missing tokens wait for an engine, or one is at work on them; false with tokens missing:
+    the task was given up or ended. `accepting_session_count` sessions have the pool open and accept such tasks.
+    """
+
+    pinned_tokens: int
+    missing_tokens: int
+    ttl_s: float | None
+    task_pending: bool
+    accepting_session_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WarmTask(Generic[PoolT, SequenceT]):
+    """A prefix to compute for the pin `name`, claimed by this session.
+
+    `tokens` (uint32) are those of the sequence: compute and commit them from its cached_tokens on, with the
+    weights and the adapter that the namespace names, then release it. Released before that, the task goes to
+    another session, or back to this one, and is given up after three claims. `ttl_s` is what is left of the
+    pin's time; None: until unwarm.
+    """
+
+    pool: PoolT
+    name: str
+    tokens: npt.NDArray[np.uint32]
+    extra_keys: tuple[ExtraKey, ...]
+    namespace: Namespace
+    sequence: SequenceT
+    ttl_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
 
+MAX_SWITCHED = 65_536
+"""So many the service takes with one commit; the others are reported with the next."""
+
 
 class SequenceState:
     """One request's block table and cursors, as of the last reply.
@@ -112,7 +115,7 @@ class SequenceState:
             sequence_id=self.id,
             computed_tokens=computed_tokens,
             new_token_ids=token_bytes(new_tokens, "new_tokens"),
-            switched_positions=self._switched,
+            switched_positions=self._switched[:MAX_SWITCHED],
         )
         if extra_keys:
             item.extra_keys.extend(key_messages(extra_keys))

@@ -4,6 +4,7 @@ A frame is the length of its message as a little-endian uint32, then the message
 """
 
 import contextlib
+import io
 import math
 import os
 import select
@@ -11,6 +12,7 @@ import socket
 import struct
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -24,6 +26,7 @@ API_VERSION = "v1"
 MAX_FRAME_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
+_ONE_EVENT = struct.pack("=Q", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,15 @@ class Session:
     epoch: str
     tenant: str
     server_version: str
+    accepts_warm_tasks: bool = False
 
 
 class SideSocket:
     """An open session. Ends it when closed, or when the process ends; made by `open`.
 
     A forked child closes its copy at once: a session must not live on in a process that does not know of it.
-    Threads may share it.
+    Threads may share it. Whoever reads keeps the notices that come between answers; the event descriptor is
+    readable while there are any, for those who wait for one.
     """
 
     def __init__(self, connection: socket.socket, path: str) -> None:
@@ -49,10 +54,14 @@ class SideSocket:
         self._path = path
         self._lock = threading.Lock()
         self._forked = False
+        self._noticed_pools: dict[str, None] = {}
+        self._noticed = io.FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+")
         _open_sockets.add(self)
 
     @classmethod
-    def open(cls, path: str, *, client_name: str, timeout_s: float) -> tuple["SideSocket", Session]:
+    def open(
+        cls, path: str, *, client_name: str, timeout_s: float, accepts_warm_tasks: bool = False
+    ) -> tuple["SideSocket", Session]:
         """Connects and opens a session.
 
         Raises ServiceUnreachable when nobody listens at `path`, DeadlineExceeded, or what the service refuses
@@ -76,7 +85,7 @@ class SideSocket:
             raise refusals.unreachable(path, failure.strerror or failure) from None
         side = cls(connection, path)
         try:
-            return side, side._hello(client_name)
+            return side, side._hello(client_name, accepts_warm_tasks)
         except BaseException:
             side.close()
             raise
@@ -91,15 +100,38 @@ class SideSocket:
             raise ServiceBug("the service answered an attach without the pool's memory")
         return response.attached.descriptor, fd
 
+    def take_notices(self) -> list[str]:
+        """Returns the pools that the service has noticed warm tasks of since the last call; does not wait."""
+        with self._lock, self._failing():
+            while self._polled(select.POLLIN):
+                response, fd = self._receive()
+                if not self._keep_notice(response):
+                    _close_fd(fd)
+                    raise ServiceBug("the service sent an answer that nothing had asked for")
+            taken = [*self._noticed_pools]
+            self._noticed_pools.clear()
+            self._noticed.read(len(_ONE_EVENT))
+        return taken
+
+    def wait_for_notice(self, timeout_s: float) -> None:
+        """Waits until `take_notices` may have something, the session has ended, or `timeout_s` is over."""
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # closed here
+            for source in self.notice_sources:
+                poll.register(source, select.POLLIN)
+            poll.poll(math.ceil(timeout_s * 1000))
+
+    @property
+    def notice_sources(self) -> tuple[int, int]:
+        """Descriptors one of which is readable when `take_notices` may have something; ValueError once closed."""
+        return self._noticed.fileno(), self._connection.fileno()
+
     @property
     def lost(self) -> bool:
         """Whether the other end is gone, and the session with it."""
-        # Asked with poll first: a socket with a timeout waits that long even in a non-blocking receive.
-        poll = select.poll()
         try:
-            poll.register(self._connection, select.POLLIN)
-            return bool(poll.poll(0)) and self._connection.recv(1, socket.MSG_PEEK) == b""
-        except (OSError, ValueError):  # reset, or closed here
+            return bool(self._polled(select.POLLRDHUP))
+        except ValueError:  # closed here
             return True
 
     def require_same_process(self) -> None:
@@ -108,45 +140,87 @@ class SideSocket:
             raise HarborClosed("the harbor was opened by the parent of this process: connect again after a fork")
 
     def close(self) -> None:
-        """Ends the session; repeated calls do nothing."""
-        self._connection.close()
+        """Ends the session, also for a thread that waits for a notice; repeated calls do nothing."""
+        with contextlib.suppress(OSError):  # closed before, here or by the service
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._close_descriptors()
 
     def _close_in_child(self) -> None:
+        # No shutdown: that would end the parent's session.
         self._forked = True
-        self._connection.close()
+        self._close_descriptors()
 
-    def _hello(self, client_name: str) -> Session:
-        hello = side_pb2.Hello(client_name=client_name, client_version=_client_version(), api_versions=[API_VERSION])
+    def _close_descriptors(self) -> None:
+        self._connection.close()
+        self._noticed.close()
+
+    def _hello(self, client_name: str, accepts_warm_tasks: bool) -> Session:
+        hello = side_pb2.Hello(
+            client_name=client_name,
+            client_version=_client_version(),
+            api_versions=[API_VERSION],
+            accepts_warm_tasks=accepts_warm_tasks,
+        )
         response, fd = self._exchange(side_pb2.SideRequest(hello=hello))
         if fd is not None:
             os.close(fd)
         if response.WhichOneof("response") != "welcome":
             raise ServiceBug("the service answered a hello with something else than a welcome")
         welcome = response.welcome
-        return Session(welcome.session_id, welcome.session_token, welcome.epoch, welcome.tenant, welcome.server_version)
+        return Session(
+            session_id=welcome.session_id,
+            token=welcome.session_token,
+            epoch=welcome.epoch,
+            tenant=welcome.tenant,
+            server_version=welcome.server_version,
+            accepts_warm_tasks=accepts_warm_tasks,
+        )
 
     def _exchange(self, request: side_pb2.SideRequest) -> tuple[side_pb2.SideResponse, int | None]:
         payload = request.SerializeToString()
-        with self._lock:
-            try:
-                # A service that refuses before it has read the request has closed its end: its answer is there.
-                with contextlib.suppress(BrokenPipeError):
-                    self._connection.sendall(_LENGTH.pack(len(payload)) + payload)
+        with self._lock, self._failing():
+            # A service that refuses before it has read the request has closed its end: its answer is there.
+            with contextlib.suppress(BrokenPipeError):
+                self._connection.sendall(_LENGTH.pack(len(payload)) + payload)
+            response, fd = self._receive()
+            while self._keep_notice(response):
                 response, fd = self._receive()
-            except TimeoutError:
-                # A late answer would be taken for that of the next request.
-                self.close()
-                raise DeadlineExceeded(
-                    f"no answer on {self._path} in {self._connection.gettimeout():g} s: the session is closed, "
-                    f"connect again"
-                ) from None
-            except OSError as failure:
-                raise self._lost(failure.strerror or str(failure)) from None
         if response.WhichOneof("response") == "refused":
             if fd is not None:
                 os.close(fd)
             raise refusals.from_refused(response.refused)
         return response, fd
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turns what goes wrong with the socket into the client's errors."""
+        try:
+            yield
+        except TimeoutError:
+            # A late answer would be taken for that of the next request.
+            self.close()
+            raise DeadlineExceeded(
+                f"no answer on {self._path} in {self._connection.gettimeout():g} s: the session is closed, "
+                f"connect again"
+            ) from None
+        except ValueError:  # of a descriptor that is closed
+            raise self._lost("closed here") from None
+        except OSError as failure:
+            raise self._lost(failure.strerror or str(failure)) from None
+
+    def _keep_notice(self, response: side_pb2.SideResponse) -> bool:
+        """Keeps what is a notice, and says whether it was one."""
+        if response.WhichOneof("response") != "warm_tasks_pending":
+            return False
+        self._noticed_pools[response.warm_tasks_pending.pool_id] = None
+        self._noticed.write(_ONE_EVENT)
+        return True
+
+    def _polled(self, events: int) -> int:
+        """Returns which of the events, an error or the end there is on the socket now."""
+        poll = select.poll()
+        poll.register(self._connection, events)
+        return next((found for _, found in poll.poll(0)), 0)
 
     def _receive(self) -> tuple[side_pb2.SideResponse, int | None]:
         head, ancillary, _, _ = self._connection.recvmsg(

@@ -9,6 +9,7 @@ import os
 import socket as sockets
 import struct
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote
 
 import typer
 
@@ -48,8 +49,10 @@ def execute(
         side.connect(where.side_path)
     except OSError as failure:
         raise CommandError(f"cannot connect to {where.side_path}: {failure.strerror}") from None
+    # Arguments are bytes, of which a message takes those that are UTF-8; a name is of 128 at most.
+    name = os.fsencode(client_name) or os.fsencode(command[0])[-128:]
     hello = side_pb2.Hello(
-        client_name=client_name or command[0][-128:], client_version="kvharbor-exec", api_versions=["v1"]
+        client_name=name.decode(errors="ignore"), client_version="kvharbor-exec", api_versions=["v1"]
     )
     welcome, _ = _ask(side, side_pb2.SideRequest(hello=hello))
     token = welcome.welcome.session_token
@@ -58,7 +61,7 @@ def execute(
     _inherit(side, fds[0])
     environment = {
         **os.environ,
-        "KVHARBOR_SOCKET": where.target.removeprefix("unix:"),
+        "KVHARBOR_SOCKET": unquote(where.target.removeprefix("unix:")),
         "KVHARBOR_SESSION_TOKEN": token,
         "KVHARBOR_POOL_ID": opened.pool_id,
         "KVHARBOR_DESCRIPTOR": json_format.MessageToJson(

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,7 +76,7 @@ def read_bytes(path: str) -> bytes:
 def _ids(text: str) -> list[int]:
     parts = text.replace(",", " ").split()
     # Not the text itself: what stands where token ids belong may be a prompt.
-    wrong = next((place for place, part in enumerate(parts) if not (part.isascii() and part.isdigit())), None)
+    wrong = next((place for place, part in enumerate(parts) if not re.fullmatch("[0-9]{1,10}", part)), None)
     if wrong is not None:
         raise CommandError(f"token number {wrong} is no id; write whole numbers like 1,2,3")
     return [int(part) for part in parts]

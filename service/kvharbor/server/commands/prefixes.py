@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,10 @@ from kvharbor.server.commands.options import (
     namespace_of,
     tokens_of,
 )
+from kvharbor.server.errors import CommandError
+
+if TYPE_CHECKING:
+    from kvharbor.client import Namespace, PoolHandle, WarmOrder
 
 
 def lookup(
@@ -49,30 +53,65 @@ def warm(
     tokens: TokensOption = None,
     ids: IdsOption = None,
     ttl_s: Annotated[float | None, typer.Option(help="Seconds that the pin lives. Default: until unwarm.")] = None,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for an engine to compute the rest.")] = 0.0,
+    present_only: Annotated[bool, typer.Option("--present-only", help="Pin what is there, compute nothing.")] = False,
     version: VersionOption = "",
     adapter: AdapterOption = "",
     salt_file: SaltFileOption = None,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Pins what is there of a prefix, so that it is not evicted. Computes nothing.
+    """Pins a prefix, so that it is not evicted, and asks an attached engine to compute what is missing of it.
 
-    Exit status 1 when less than the whole blocks of the prefix are there.
+    Whole blocks count. Exit status 1 when tokens are missing at the end of --wait-s or with --present-only, or
+    when no attached engine accepts such tasks: the task then waits for one.
     """
+    if present_only and wait_s:
+        raise CommandError("with --present-only there is nothing to wait for: leave out --wait-s")
     prompt = tokens_of(tokens, ids)
     namespace = namespace_of(version, adapter, salt_file)
     with connected(socket) as harbor:
-        pinned = harbor.find_pool(pool).warmup_present(prompt, name, ttl_s, namespace=namespace)
+        handle = harbor.find_pool(pool)
+        if present_only:
+            warmed = _present(handle, prompt, name, ttl_s, namespace)
+        else:
+            warmed = handle.warmup_by_engine(prompt, name, ttl_s, namespace=namespace)
+            if wait_s and warmed.task_pending and warmed.accepting_session_count:
+                # The same once more: it finds its task.
+                warmed = handle.warmup_by_engine(prompt, name, ttl_s, namespace=namespace, wait_s=wait_s)
     if as_json:
-        facts = {"pinned_tokens": pinned.pinned_tokens, "missing_tokens": pinned.missing_tokens}
-        typer.echo(json.dumps({**facts, "ttl_s": pinned.ttl_s}))
+        typer.echo(json.dumps(dataclasses.asdict(warmed)))
     else:
-        typer.echo(f"{pinned.pinned_tokens} tokens pinned as {name}, {pinned.missing_tokens} missing")
-    if pinned.missing_tokens:
+        told = "" if present_only else _outlook(warmed)
+        typer.echo(f"{warmed.pinned_tokens} tokens pinned as {name}, {warmed.missing_tokens} missing{told}")
+    being_done = warmed.task_pending and warmed.accepting_session_count and not wait_s
+    if warmed.missing_tokens and not being_done:
         raise typer.Exit(1)
 
 
+def _present(
+    handle: "PoolHandle", prompt: bytes | list[int], name: str, ttl_s: float | None, namespace: "Namespace"
+) -> "WarmOrder":
+    from kvharbor.client import WarmOrder
+
+    found = handle.warmup_present(prompt, name, ttl_s, namespace=namespace)
+    return WarmOrder(
+        found.pinned_tokens, found.missing_tokens, found.ttl_s, task_pending=False, accepting_session_count=0
+    )
+
+
+def _outlook(warmed: "WarmOrder") -> str:
+    """Says what becomes of the tokens that are missing."""
+    if not warmed.missing_tokens:
+        return ""
+    if not warmed.task_pending:
+        return ": their task has ended, see the log of the service"
+    if not warmed.accepting_session_count:
+        return ": no attached engine accepts warm tasks, theirs waits for one"
+    return ": an engine is to compute them"
+
+
 def unwarm(pool: PoolArgument, name: PinArgument, socket: SocketOption = None) -> None:
-    """Ends a pin."""
+    """Ends a pin, and the task to compute what is missing of it."""
     with connected(socket) as harbor:
         harbor.find_pool(pool).unwarm(name)

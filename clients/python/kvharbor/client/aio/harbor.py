@@ -2,30 +2,40 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Self
 
 from kvharbor.client import address, answers, calls, channel
 from kvharbor.client.aio.link import Link
 from kvharbor.client.aio.pool import Pool, PoolHandle
-from kvharbor.client.errors import HarborError, PoolNotFound, SessionGone, Unavailable
+from kvharbor.client.aio.sequence import Sequence
+from kvharbor.client.errors import Full, HarborError, PoolNotFound, SessionGone, Unavailable, WarmTaskNotFound
 from kvharbor.client.memory import PoolMemory
-from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats
+from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats, WarmTask
 from kvharbor.client.sizes import size_bytes
 from kvharbor.gpumem import Layout
 
 
 async def connect(
-    target: str | None = None, *, client_name: str = "", timeout_s: float = channel.DEFAULT_TIMEOUT_S
+    target: str | None = None,
+    *,
+    client_name: str = "",
+    timeout_s: float = channel.DEFAULT_TIMEOUT_S,
+    accepts_warm_tasks: bool = False,
 ) -> "Harbor":
     """Opens a session with the service at `target`, which lives until close or the end of this process.
 
     `target` is "unix:/path", an absolute path, or "host:port"; None means the variable KVHARBOR_SOCKET, else
     /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only. `client_name` is
     shown to people. `timeout_s` is the deadline of this call and the default one of every later call.
+    `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see Harbor.next_warm_task.
 
     Raises ServiceUnreachable at once when nobody listens there.
     """
-    return Harbor(await Link.open(address.parse(target), client_name=client_name, timeout_s=timeout_s))
+    link = await Link.open(
+        address.parse(target), client_name=client_name, timeout_s=timeout_s, accepts_warm_tasks=accepts_warm_tasks
+    )
+    return Harbor(link)
 
 
 class Harbor:
@@ -38,6 +48,8 @@ class Harbor:
         self._link = link
         self._pools: dict[str, Pool] = {}
         self._opening = asyncio.Lock()
+        self._noticed: dict[str, None] = {}
+        self._waiting = asyncio.Lock()
 
     @property
     def session_id(self) -> str:
@@ -118,6 +130,55 @@ class Harbor:
     async def server_info(self) -> ServerInfo:
         """Returns the service's versions, life and memory."""
         return answers.server_info(await self._link.run(calls.get_server_info()))
+
+    async def next_warm_task(self, timeout_s: float = 0.0) -> WarmTask[Pool, Sequence] | None:
+        """Claims a prefix that an operator wants computed, of any pool opened here; None if none came in time.
+
+        The sequence is this session's to compute, commit and release: see WarmTask. A task for which its pool
+        has no room now is tried again until the time is over. Needs connect(..., accepts_warm_tasks=True).
+        """
+        channel.require_warm_tasks(self._link.session)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            await self._take_notices()
+            task = await self._claim_noticed()
+            left_s = deadline_s - time.monotonic()
+            if task is not None or left_s <= 0:
+                return task
+            wait_s = min(left_s, channel.ROOM_PAUSE_S) if self._noticed else left_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s), self._waiting:
+                    await self._link.wait_for_notice()
+
+    async def _take_notices(self) -> None:
+        taking = asyncio.ensure_future(asyncio.to_thread(self._link.require_session().take_notices))
+        # What the thread has taken counts, even if this task is cancelled meanwhile.
+        taking.add_done_callback(self._note)
+        await asyncio.shield(taking)
+
+    def _note(self, taking: "asyncio.Future[list[str]]") -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._noticed.update(dict.fromkeys(taking.result()))
+
+    async def _claim_noticed(self) -> WarmTask[Pool, Sequence] | None:
+        for pool_id in list(self._noticed):
+            # The notice may be of a pool that another task is just opening.
+            async with self._opening:
+                pool = self._pools.get(pool_id)
+            # Before the claim: a notice that comes during it is of another task.
+            self._noticed.pop(pool_id, None)
+            if pool is None:
+                continue
+            try:
+                return await pool.claim_warm_task()
+            except WarmTaskNotFound:
+                continue
+            except Full:
+                self._noticed[pool_id] = None
+            except BaseException:
+                self._noticed[pool_id] = None
+                raise
+        return None
 
     async def close(self) -> None:
         """Ends the session, its sequences and its mappings. Repeating it does nothing.

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -30,19 +30,28 @@ class Link:
         self.side = side
         self.closed = False
         self._undoing: set[asyncio.Task[None]] = set()
+        self._stop_waiting: Callable[[], None] = lambda: None
         self._metadata = channel.session_metadata(session.token if session else "")
         self._channel = grpc.aio.insecure_channel(address.target, options=channel.OPTIONS)
         self._cache: Any = cache_service_pb2_grpc.CacheServiceStub(self._channel)
         self._methods = channel.unary_methods([self._cache, pool_service_pb2_grpc.PoolServiceStub(self._channel)])
 
     @classmethod
-    async def open(cls, address: Address, *, client_name: str, timeout_s: float) -> "Link":
+    async def open(
+        cls, address: Address, *, client_name: str, timeout_s: float, accepts_warm_tasks: bool = False
+    ) -> "Link":
         """Opens the session first, where the address gives one, and the channel after it."""
         channel.positive_timeout(timeout_s)
         if address.side_path is None:
             return cls(address, None, None, timeout_s=timeout_s)
         opening = asyncio.ensure_future(
-            asyncio.to_thread(SideSocket.open, address.side_path, client_name=client_name, timeout_s=timeout_s)
+            asyncio.to_thread(
+                SideSocket.open,
+                address.side_path,
+                client_name=client_name,
+                timeout_s=timeout_s,
+                accepts_warm_tasks=accepts_warm_tasks,
+            )
         )
         try:
             side, session = await asyncio.shield(opening)
@@ -93,9 +102,36 @@ class Link:
             raise channel.session_required(self.address)
         return self.side
 
+    async def wait_for_notice(self) -> None:
+        """Waits until the side socket may have a notice or has ended, for one task at a time."""
+        loop = asyncio.get_running_loop()
+        try:
+            sources = self.require_session().notice_sources
+        except ValueError:  # closed, as an answer did not come in time
+            return
+        readable: asyncio.Future[None] = loop.create_future()
+
+        def stop() -> None:
+            # Before the descriptors are closed: the loop may see their numbers again.
+            self._stop_waiting = lambda: None
+            for source in sources:
+                loop.remove_reader(source)
+            if not readable.done():
+                readable.set_result(None)
+
+        self._stop_waiting = stop
+        for source in sources:
+            loop.add_reader(source, stop)
+        try:
+            await readable
+        finally:
+            if self._stop_waiting is stop:
+                stop()
+
     async def close(self) -> None:
         """Ends session and channel; calls under way in other tasks end with an error."""
         self.closed = True
+        self._stop_waiting()
         if self._undoing:
             await asyncio.wait(self._undoing)
         if self.side is not None:

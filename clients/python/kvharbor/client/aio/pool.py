@@ -11,9 +11,10 @@ from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.client.errors import HarborError
 from kvharbor.client.memory import PoolMemory
-from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm
+from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm, WarmOrder, WarmTask
 from kvharbor.client.sequence_state import doubting
 from kvharbor.client.tokens import Tokens
+from kvharbor.v1 import cache_service_pb2 as cache
 
 
 class PoolHandle:
@@ -50,12 +51,38 @@ class PoolHandle:
     ) -> Warm[Any]:
         """Pins what is there of a prefix against eviction, under a name, and reserves nothing for the rest."""
         call = self.calls.warmup(
-            tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name, present_only=True
+            tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name, fill=cache.WARMUP_FILL_NOBODY
         )
         return answers.warm(await self.link.run(call), None)
 
+    async def warmup_by_engine(
+        self,
+        tokens: Tokens,
+        name: str,
+        ttl_s: float | None = None,
+        *,
+        wait_s: float = 0.0,
+        namespace: Namespace = NO_NAMESPACE,
+        extra_keys: Items[ExtraKey] = (),
+    ) -> WarmOrder:
+        """Pins what is there of a prefix, and has an engine compute the rest that accepts warm tasks of this pool.
+
+        Returns at once, or after at most `wait_s` when the prefix is whole or the task has ended otherwise. The
+        task waits for an engine even if there is none yet. Raises WarmBudgetExceeded, TooManyWarmTasks.
+        """
+        call = self.calls.warmup(
+            tokens,
+            namespace=namespace,
+            extra_keys=extra_keys,
+            ttl_s=ttl_s,
+            wait_s=wait_s,
+            name=name,
+            fill=cache.WARMUP_FILL_ENGINE,
+        )
+        return answers.warm_order(await self.link.run(call))
+
     async def unwarm(self, name: str) -> None:
-        """Ends a pin, or raises PinNotFound."""
+        """Ends a pin and the task to fill it, or raises PinNotFound."""
         await self.link.run(self.calls.unwarm(name))
 
     async def evict_block(self, block_id: int, generation: int) -> int:
@@ -157,3 +184,11 @@ class Pool(PoolHandle):
         call = self.calls.warmup(tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name)
         reply = await self.link.run(call)
         return answers.warm(reply, Sequence(self, reply.sequence) if reply.HasField("sequence") else None)
+
+    async def claim_warm_task(self) -> "WarmTask[Pool, Sequence]":
+        """Takes the prefix that waits longest for an engine to compute it; raises WarmTaskNotFound if none does.
+
+        `Harbor.next_warm_task` waits for one, in all of its pools.
+        """
+        reply = await self.link.run(self.calls.claim_warm_task())
+        return answers.warm_task(reply, self, Sequence(self, reply.sequence))

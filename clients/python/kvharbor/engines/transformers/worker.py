@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from kvharbor.client import Pool
-from kvharbor.engines.transformers.batch import Admission, Batch
+from kvharbor.client import Namespace, Pool, WarmTask
+from kvharbor.client import Sequence as PoolSequence
+from kvharbor.engines.transformers.batch import NO_NAMESPACE, Admission, Batch
 from kvharbor.engines.transformers.errors import RequestInvalid
 from kvharbor.engines.transformers.forward import PoolModel
 from kvharbor.engines.transformers.layout import layout_for
 from kvharbor.engines.transformers.sampling import Sampling, greedy, sampler
+from kvharbor.engines.transformers.step import Row
 from kvharbor.engines.transformers.stream import LeavingStream, Question, Stream
 from kvharbor.gpumem import BlockViews
 
@@ -157,6 +159,34 @@ class Worker:
             stream.stop()
         return _generation([stream])
 
+    def serve_warm_task(self, task: WarmTask[Pool, PoolSequence], *, served: Namespace = NO_NAMESPACE) -> int:
+        """Computes and publishes what a claimed prefix lacks, releases it, and returns how many tokens that were.
+
+        The model stands for the version and adapter of `served`; a task of others is released and refused with
+        RequestInvalid, and so is one with extra keys, whose tokens this model would take for text.
+        """
+        with task.sequence as sequence, self._model.attending():
+            self._check_task(task, served)
+            token_ids = self._plain_tokens(task.tokens, 0)
+            first = done = sequence.computed_tokens
+            while done < len(token_ids):
+                row = Row(sequence.table, done, token_ids[done : done + self._chunk_tokens])
+                self._model.logits([row])
+                done = row.end
+                sequence.commit(done)
+                sequence.switch_shadows()
+        return done - first
+
+    def _check_task(self, task: WarmTask[Pool, PoolSequence], served: Namespace) -> None:
+        asked = (task.namespace.version, task.namespace.adapter)
+        if task.pool is not self._pool:
+            raise RequestInvalid("the task's pool", task.pool.name, self._pool.name, "give it to that pool's worker")
+        if asked != (served.version, served.adapter):
+            limit = f"{(served.version, served.adapter)}, which this worker serves"
+            raise RequestInvalid("the task's version and adapter", asked, limit, "give it to a worker of those")
+        if task.extra_keys:
+            raise RequestInvalid("the task's extra keys", len(task.extra_keys), "none", "this engine computes text")
+
     def _question(
         self, prompt: list[int], key: tuple[int, int], max_new_tokens: int, sampling: Sampling | None
     ) -> Question:
@@ -169,6 +199,11 @@ class Worker:
             batch.run(streams)
 
     def _checked(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        if max_new_tokens < 1:
+            raise RequestInvalid("max_new_tokens", max_new_tokens, "at least 1", "ask for a token or more")
+        return self._plain_tokens(prompt, max_new_tokens)
+
+    def _plain_tokens(self, prompt: Any, max_new_tokens: int) -> list[int]:
         """The prompt as plain numbers, whatever kind of sequence, array or tensor it came as."""
         token_ids = np.asarray(prompt)
         if token_ids.ndim != 1 or token_ids.size < 1:
@@ -176,8 +211,6 @@ class Worker:
             raise RequestInvalid("the prompt's shape", token_ids.shape, limit, "pass one list of ids a prompt")
         if token_ids.dtype.kind not in "iu":
             raise RequestInvalid("the prompt's type", token_ids.dtype, "whole numbers", "pass token ids")
-        if max_new_tokens < 1:
-            raise RequestInvalid("max_new_tokens", max_new_tokens, "at least 1", "ask for a token or more")
         if (longest := token_ids.size + max_new_tokens) > self._position_count:
             limit = f"at most {self._position_count}, the model's positions"
             raise RequestInvalid("prompt and new tokens", longest, limit, "shorten the prompt or the answer")

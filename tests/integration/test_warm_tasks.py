@@ -1,0 +1,400 @@
+"""Prefixes that an operator wants warm, computed by engines that claim them: both clients, processes, the command."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from integration.client_kinds import KINDS, connector
+from integration.client_worker import LAYOUT, WorkerProcess, pool_size
+from kvharbor.client import (
+    ExtraKey,
+    HarborClosed,
+    InvalidField,
+    Namespace,
+    PinNotFound,
+    SessionLost,
+    WarmBudgetExceeded,
+    WarmOrder,
+    WarmTaskNotFound,
+    aio,
+    connect,
+)
+from kvharbor.v1 import cache_service_pb2 as cache
+from raw_caller import RawCaller, refused, tokens
+from service_process import ServiceProcess
+
+Connect = Callable[..., Any]
+Start = Callable[[], WorkerProcess]
+BLOCKS = 16
+PREFIX = list(range(64))
+IDS = ",".join(str(token) for token in PREFIX)
+SPACE = Namespace(version="v7", salt=b"s")
+
+
+@pytest.fixture
+def target(shared_service: ServiceProcess) -> str:
+    """The address of a service; each test has a pool of its own there."""
+    return shared_service.target
+
+
+@pytest.fixture
+def pool_name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test's pool has."""
+    return f"warm-{zlib.crc32(request.node.nodeid.encode()):x}"
+
+
+@pytest.fixture(params=KINDS)
+def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Connects with the client under test."""
+    with connector(request.param) as start:
+        yield start
+
+
+@pytest.fixture
+def engine(open_harbor: Connect, target: str) -> Any:
+    """A harbor of the client under test that accepts tasks."""
+    return open_harbor(target, client_name="engine", accepts_warm_tasks=True)
+
+
+@pytest.fixture
+def operator(open_harbor: Connect, target: str) -> Any:
+    """A harbor of the client under test that does not."""
+    return open_harbor(target, client_name="operator")
+
+
+@pytest.fixture
+def pool(engine: Any, pool_name: str) -> Any:
+    """The engine's pool of 16 blocks, of which 4 may be warm."""
+    return engine.open_pool(pool_name, LAYOUT, pool_size(BLOCKS))
+
+
+def test_an_engine_computes_what_an_operator_orders(engine: Any, operator: Any, pool: Any) -> None:
+    """The task has all that the engine needs; committed, the pin is whole, and stays when the sequence ends."""
+    with pool.allocate(PREFIX, namespace=SPACE) as held:
+        held.commit(16)
+    handle = operator.find_pool(pool.name)
+    order = handle.warmup_by_engine([*PREFIX, 7], "w", 60, namespace=SPACE, extra_keys=[ExtraKey(20, b"img")])
+    assert (order.pinned_tokens, order.missing_tokens, order.ttl_s) == (16, 48, 60)
+    assert (order.task_pending, order.accepting_session_count) == (True, 1)
+    task = engine.next_warm_task(10)
+    assert (task.name, task.tokens.tolist(), task.namespace, task.pool.id) == ("w", PREFIX, SPACE, pool.id)
+    assert task.extra_keys == (ExtraKey(20, b"img"),)
+    assert 0 < task.ttl_s <= 60
+    with task.sequence as sequence:
+        assert (sequence.cached_tokens, sequence.token_count) == (16, 64)
+        sequence.commit(64)
+    assert engine.next_warm_task() is None
+    whole = handle.warmup_by_engine(PREFIX, "w", namespace=SPACE, extra_keys=[ExtraKey(20, b"img")])
+    assert (whole.pinned_tokens, whole.missing_tokens, whole.task_pending, whole.ttl_s) == (64, 0, False, None)
+    assert pool.stats().warm_block_count == 4
+    operator.find_pool(pool.name).unwarm("w")
+
+
+def test_a_task_that_was_released_early_comes_back(engine: Any, operator: Any, pool: Any) -> None:
+    """Where it stopped; after the third time it is given up."""
+    handle = operator.find_pool(pool.name)
+    handle.warmup_by_engine(PREFIX, "w")
+    for done in (16, 32, 48):
+        with engine.next_warm_task(10).sequence as sequence:
+            assert sequence.cached_tokens == done - 16
+            sequence.commit(done)
+    assert engine.next_warm_task() is None
+    order = handle.warmup_by_engine(PREFIX, "w")
+    assert (order.pinned_tokens, order.missing_tokens, order.task_pending) == (48, 16, True)
+    handle.unwarm("w")
+
+
+def test_the_second_claimer_finds_nothing(engine: Any, open_harbor: Connect, target: str, pool: Any) -> None:
+    """Both are told, and one gets it."""
+    other = open_harbor(target, accepts_warm_tasks=True)
+    rival = other.open_pool(pool.name, LAYOUT)
+    pool.warmup_by_engine(PREFIX, "w")
+    task = engine.next_warm_task(10)
+    with pytest.raises(WarmTaskNotFound) as error:
+        rival.claim_warm_task()
+    assert error.value.metadata == {"poolId": pool.id}
+    assert other.next_warm_task() is None
+    task.sequence.release()
+    assert other.next_warm_task(10).name == "w"
+
+
+def test_tasks_wait_for_an_engine_that_comes_later(operator: Any, open_harbor: Connect, target: str, pool: Any) -> None:
+    """It is told when it gets the pool's memory: the notice comes before or after that answer."""
+    operator.find_pool(pool.name).warmup_by_engine(PREFIX, "w")
+    late = open_harbor(target, accepts_warm_tasks=True)
+    assert late.next_warm_task() is None
+    late.open_pool(pool.name, LAYOUT)
+    assert late.next_warm_task(10).name == "w"
+
+
+def test_tasks_of_several_pools_come_to_one_harbor(engine: Any, pool: Any) -> None:
+    """Each says of which pool it is; opening another pool does not swallow the notice of the first."""
+    pool.warmup_by_engine(PREFIX, "w")
+    other = engine.open_pool(f"{pool.name}-2", LAYOUT, pool_size(BLOCKS))
+    other.warmup_by_engine(PREFIX, "x")
+    found = [engine.next_warm_task(10), engine.next_warm_task(10)]
+    assert {(task.pool.id, task.name) for task in found} == {(pool.id, "w"), (other.id, "x")}
+
+
+def test_what_has_no_room_now_is_tried_again(engine: Any, pool: Any) -> None:
+    """Until the time is over, and the next call goes on with it."""
+    pool.warmup_by_engine(PREFIX, "w")
+    with pool.allocate(range(1000, 1000 + BLOCKS * 16)):
+        assert engine.next_warm_task(0.05) is None
+    assert engine.next_warm_task().name == "w"
+
+
+def test_an_order_beyond_the_budget_is_refused(pool: Any) -> None:
+    """Where the operator sees it, not where an engine would."""
+    with pytest.raises(WarmBudgetExceeded):
+        pool.warmup_by_engine(range(80), "w")
+    with pytest.raises(PinNotFound):
+        pool.unwarm("w")
+
+
+def test_who_does_not_accept_tasks_is_not_told_and_cannot_wait(operator: Any, pool: Any) -> None:
+    """The remedy is in the message; a claim is open to every session that has the pool."""
+    own = operator.open_pool(pool.name, LAYOUT)
+    own.warmup_by_engine(PREFIX, "w")
+    with pytest.raises(InvalidField, match="accepts_warm_tasks=True"):
+        operator.next_warm_task()
+    assert own.claim_warm_task().name == "w"
+
+
+def test_the_end_of_the_session_ends_the_wait(engine: Any, pool: Any, operator: Any) -> None:
+    """Closed, a harbor is no place to wait."""
+    engine.close()
+    with pytest.raises(HarborClosed):
+        engine.next_warm_task(10)
+
+
+def test_threads_wait_and_attach_over_one_side_socket(target: str, pool_name: str) -> None:
+    """A notice that another thread reads, which waits for its own answer, reaches the one that waits for it."""
+    names = [f"{pool_name}-{number}" for number in range(8)]
+    with connect(target, accepts_warm_tasks=True) as engine, connect(target) as operator:
+        pool = engine.open_pool(pool_name, LAYOUT, pool_size(BLOCKS))
+        handle = operator.find_pool(pool_name)
+        found: list[str] = []
+
+        def serve() -> None:
+            while len(found) < len(names):
+                task = engine.next_warm_task(20)
+                assert task is not None
+                task.sequence.commit(16)
+                task.sequence.release()
+                found.append(task.name)
+                task.pool.unwarm(task.name)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        for number, name in enumerate(names):
+            engine.open_pool(name, LAYOUT, pool_size(1))
+            handle.warmup_by_engine([number] * 16, name)
+        serving.join(30)
+        assert (not serving.is_alive(), found) == (True, names)
+        assert pool.stats().pin_count == 0
+
+
+def test_unwarm_ends_a_pending_order_and_the_wait_for_it(target: str, pool_name: str) -> None:
+    """Before any engine has claimed it, which then gets nothing."""
+    with connect(target, accepts_warm_tasks=True) as engine, connect(target) as operator:
+        engine.open_pool(pool_name, LAYOUT, pool_size(BLOCKS))
+        handle = operator.find_pool(pool_name)
+        orders: list[WarmOrder] = []
+        waiting = threading.Thread(target=lambda: orders.append(handle.warmup_by_engine(PREFIX, "w", wait_s=60)))
+        waiting.start()
+        while True:
+            try:
+                handle.unwarm("w")
+            except PinNotFound:
+                continue  # not ordered yet
+            break
+        waiting.join(10)
+        assert [WarmOrder(0, 64, None, task_pending=False, accepting_session_count=1)] == orders
+        assert engine.next_warm_task() is None
+
+
+def test_closing_wakes_a_thread_that_waits(target: str) -> None:
+    """Also if nothing ever comes."""
+    harbor = connect(target, accepts_warm_tasks=True)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            harbor.next_warm_task(60)
+        except (HarborClosed, SessionLost) as failure:
+            raised.append(failure)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    harbor.close()
+    waiting.join(10)
+    assert [type(failure) for failure in raised] in ([HarborClosed], [SessionLost])
+
+
+def test_cancelling_a_wait_loses_no_task(target: str, pool_name: str) -> None:
+    """Several tasks of one loop wait; what a cancelled one has read another gets, and close wakes the rest."""
+
+    async def scenario() -> None:
+        harbor = await aio.connect(target, accepts_warm_tasks=True)
+        pool = await harbor.open_pool(pool_name, LAYOUT, pool_size(BLOCKS))
+        for _ in range(20):
+            waiting = asyncio.ensure_future(harbor.next_warm_task(60))
+            ordering = asyncio.ensure_future(pool.warmup_by_engine(PREFIX, "w"))
+            await asyncio.wait([waiting, ordering], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await ordering
+            task = waiting.result() if not waiting.cancelled() else await harbor.next_warm_task(10)
+            assert task is not None
+            await task.sequence.release()
+            await pool.unwarm("w")
+        first, second = (asyncio.ensure_future(harbor.next_warm_task(60)) for _ in range(2))
+        await asyncio.wait([first, second], timeout=0.02)
+        await harbor.close()
+        done, _ = await asyncio.wait([first, second], timeout=10)
+        assert {type(waited.exception()) for waited in done} <= {HarborClosed, SessionLost}
+        assert len(done) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_is_repeated_by_its_request_id_and_undone_by_it(harbor: str) -> None:
+    """Whoever never sees the reply releases by the request_id; the task waits again."""
+    with RawCaller(harbor) as caller:
+        pool_id = caller.open_pool("warm-raw")
+        order = cache.WarmupRequest(
+            pool_id=pool_id, token_ids=tokens(*range(32)), name="w", fill=cache.WARMUP_FILL_ENGINE
+        )
+        caller.call(caller.cache.Warmup, order)
+        claim = cache.ClaimWarmTaskRequest(pool_id=pool_id, request_id="r")
+        first = caller.call(caller.cache.ClaimWarmTask, claim)
+        assert first == caller.call(caller.cache.ClaimWarmTask, claim)
+        item = cache.ReleaseItem(request_id="r")
+        caller.call(caller.cache.Release, cache.ReleaseRequest(pool_id=pool_id, items=[item]))
+        again = caller.call(caller.cache.ClaimWarmTask, claim)
+        assert (again.name, again.sequence.sequence_id != first.sequence.sequence_id) == ("w", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"fill": 9}, "INVALID_FIELD"),
+        ({"fill": cache.WARMUP_FILL_CALLER}, "POOL_NOT_FOUND"),
+        ({"fill": cache.WARMUP_FILL_NOBODY, "wait": {"seconds": 1}}, "INVALID_FIELD"),
+        ({"fill": cache.WARMUP_FILL_ENGINE, "wait": {"seconds": -1}}, "INVALID_FIELD"),
+    ],
+)
+def test_a_fill_that_cannot_be_is_refused(harbor: str, fields: dict[str, Any], reason: str) -> None:
+    """An unknown one, one's own without the pool, and a wait for nobody."""
+    with RawCaller(harbor) as opener, RawCaller(harbor) as caller:
+        pool_id = opener.open_pool("warm-fills")
+        request = cache.WarmupRequest(pool_id=pool_id, token_ids=tokens(*range(16)), name="w", **fields)
+        with refused() as found:
+            caller.call(caller.cache.Warmup, request)
+        assert found[0].reason == reason
+
+
+@pytest.mark.slow
+class TestProcesses:
+    """Engines are processes, the operator is the command."""
+
+    @pytest.fixture
+    def worker(self, target: str, pool_name: str) -> Iterator[Start]:
+        """Starts engines on a pool of 16 blocks; ends them with the test."""
+        started: list[WorkerProcess] = []
+
+        def start() -> WorkerProcess:
+            started.append(WorkerProcess(target, pool_name, block_count=BLOCKS))
+            return started[-1]
+
+        yield start
+        for process in started:
+            process.end()
+
+    @pytest.fixture
+    def order(self, target: str, pool_name: str) -> Callable[..., "subprocess.Popen[str]"]:
+        """Starts `kvharbor warm` for the prefix."""
+
+        def start(*arguments: str) -> "subprocess.Popen[str]":
+            command = [sys.executable, "-m", "kvharbor.server.cli", "warm", pool_name, "greeting", "--ids", IDS]
+            return subprocess.Popen(
+                [*command, "--socket", target, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+
+        return start
+
+    def test_the_command_has_an_engine_compute_and_waits_for_it(
+        self, worker: Start, order: Callable[..., "subprocess.Popen[str]"], target: str, pool_name: str
+    ) -> None:
+        """Without --wait-s it says that an engine is asked; with it, that the prefix is whole."""
+        a = worker()
+        assert a.claim("none", 0) is None
+        out, err = order().communicate(timeout=30)
+        assert (out, err) == ("0 tokens pinned as greeting, 64 missing: an engine is to compute them\n", "")
+        with order("--wait-s", "30", "--json") as waiting:
+            claimed = a.claim("x", 20)
+            assert (claimed.cached_tokens, claimed.token_count) == (0, 64)
+            a.stamp("x", 0, PREFIX)
+            a.commit("x", 64)
+            out, _ = waiting.communicate(timeout=30)
+        shown = json.loads(out)
+        assert (waiting.returncode, shown["pinned_tokens"], shown["missing_tokens"]) == (0, 64, 0)
+        a.release("x")
+        b = worker()
+        assert b.allocate("y", [*PREFIX, 1]).cached_tokens == 64
+        assert b.read("y", 0, 64) == PREFIX
+        with connect(target) as harbor:
+            harbor.find_pool(pool_name).unwarm("greeting")
+
+    def test_a_killed_engines_task_is_finished_by_another(
+        self, worker: Start, order: Callable[..., "subprocess.Popen[str]"], target: str, pool_name: str
+    ) -> None:
+        """kill -9 half-way: what was committed is not computed again, and the operator's wait goes on."""
+        a, b = worker(), worker()
+        with order("--wait-s", "30") as waiting:
+            assert a.claim("x", 20).token_count == 64
+            a.stamp("x", 0, PREFIX[:40])
+            a.commit("x", 40)
+            a.kill()
+            claimed = b.claim("x", 20)
+            assert (claimed.cached_tokens, claimed.computed_tokens) == (32, 32)
+            assert b.read("x", 0, 32) == PREFIX[:32]
+            b.stamp("x", 32, PREFIX[32:])
+            b.commit("x", 64)
+            out, err = waiting.communicate(timeout=30)
+        assert (waiting.returncode, out, err) == (0, "64 tokens pinned as greeting, 0 missing\n", "")
+        with connect(target) as harbor:
+            harbor.find_pool(pool_name).unwarm("greeting")
+
+
+def test_a_wait_ends_when_the_service_stops(start_fresh: Callable[..., ServiceProcess]) -> None:
+    """With DRAINING, well before the wait is over."""
+    service = start_fresh()
+    with RawCaller(str(service.socket)) as caller:
+        pool_id = caller.open_pool("draining")
+        request = cache.WarmupRequest(
+            pool_id=pool_id,
+            token_ids=tokens(*range(16)),
+            name="w",
+            fill=cache.WARMUP_FILL_ENGINE,
+            wait=Duration(seconds=60),
+        )
+        waiting = caller.cache.Warmup.future(request, metadata=caller.metadata)
+        claim = cache.ClaimWarmTaskRequest(pool_id=pool_id)
+        while True:
+            with contextlib.suppress(grpc.RpcError):  # not ordered yet
+                assert caller.call(caller.cache.ClaimWarmTask, claim).name == "w"
+                break
+        assert service.stop() == 0
+        assert waiting.code() is grpc.StatusCode.UNAVAILABLE

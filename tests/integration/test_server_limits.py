@@ -1,5 +1,6 @@
 """What is too much for one call is refused at once and whole, and what a caller abandons is not lost."""
 
+import resource
 import time
 from array import array
 from collections.abc import Iterator
@@ -121,3 +122,17 @@ def put(caller: RawCaller, pool_id: str, prompt: bytes) -> None:
 def memory_available(caller: RawCaller) -> int:
     """Returns the bytes not yet given to a pool."""
     return int(caller.call(caller.pools.GetServerInfo, pools.GetServerInfoRequest()).memory_available_bytes)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """The usual soft limit, for this process and what it starts; yields the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_sessions_are_not_limited_by_the_usual_soft_limit(few_descriptors: int, service: ServiceProcess) -> None:
+    """Each takes two descriptors, and 1,024 sessions are allowed by default."""
+    assert resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE) == (few_descriptors, few_descriptors)

@@ -18,6 +18,7 @@ from kvharbor.client import (
     ServiceBug,
     Shadow,
     StaleGeneration,
+    sequence_state,
 )
 from kvharbor.client.batches import CommitBatch, ExtendBatch
 from kvharbor.client.calls import PoolCalls
@@ -197,3 +198,17 @@ def test_values_that_a_field_cannot_hold_are_typed_errors(computed_tokens: Any) 
     """protobuf's own TypeError and ValueError never reach the caller."""
     with pytest.raises(InvalidField):
         state().commit_item(computed_tokens, ())
+
+
+def test_more_switches_than_one_commit_takes_are_reported_with_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service bounds what a call lists; a sequence of a million tokens may have that many shadows."""
+    monkeypatch.setattr(sequence_state, "MAX_SWITCHED", 2)
+    sequence = state()
+    item = sequence.commit_item(40, ())
+    shadows = [cache.Shadow(position=position, block_id=20 + position, generation=5) for position in range(3)]
+    sequence.committed(item, cache.CommitResult(status=types_pb2.ItemStatus(), committed_tokens=32, shadows=shadows))
+    sequence.switch_shadows()
+    for reported in ([0, 1], [2], []):
+        item = sequence.commit_item(40, ())
+        assert list(item.switched_positions) == reported
+        sequence.committed(item, cache.CommitResult(status=types_pb2.ItemStatus(), committed_tokens=32))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import secrets
 import signal
 from collections.abc import AsyncIterator, Coroutine
@@ -71,6 +72,7 @@ def serve(loaded: LoadedSettings) -> None:
     """Serves until SIGTERM or SIGINT and leaves nothing behind. Raises StartupError when it cannot start."""
     paths = socket_paths(loaded.settings.socket)
     memory_bytes = _budget_bytes(loaded.settings)
+    _allow_descriptors()
     with claimed(paths):
         asyncio.run(_serve(loaded, paths, memory_bytes))
 
@@ -172,6 +174,12 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]
+
+
+def _allow_descriptors() -> None:
+    """Takes all descriptors that the process may have: a session needs two, and the usual soft limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _budget_bytes(settings: Settings) -> int:

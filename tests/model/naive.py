@@ -165,6 +165,12 @@ class NaivePool:
         for block in reversed(range(sequence.committed)):
             self.unhold(self.path(sequence, block))
 
+    def adopt(self, sequence: NaiveSequence, session: int) -> None:
+        """Moves a sequence to a session, as its latest: a session gives back in order of arrival."""
+        self.sequences.remove(sequence)
+        sequence.session = session
+        self.sequences.append(sequence)
+
     def lose(self, session: int) -> None:
         gone = [one for one in self.sequences if one.session == session]
         self.sequences = [one for one in self.sequences if one.session != session]

@@ -219,7 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
         session = self.sessions[which % len(self.sessions)]
         view = self.pool.adopt(session, token)
         one.is_live = False
-        one.naive.session = session
+        self.naive.adopt(one.naive, session)
         assert view.computed_tokens == one.naive.computed
         assert list(view.block_ids) == one.table
         return self.take_in(view, one.naive)

@@ -129,7 +129,7 @@ async def _started(settings: Settings, paths: SocketPaths, memory_bytes: int) ->
         if opened is None:
             raise pools.unknown(pool_id)
         opened.served.warm.welcome(session)
-        return Attachment(pool_calls.describe(opened.served), opened.served.arena.fd)
+        return Attachment(pool_calls.describe(opened.served), os.dup(opened.served.arena.fd))
 
     rules = SideRules(
         epoch=epoch,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -27,7 +28,11 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A pool's memory as it is handed to a worker. The descriptor stays the pool's."""
+    """A pool's memory as it is handed to a worker. The descriptor is a copy, to be closed once it is sent.
+
+    A worker that does not read makes it wait, and the pool may be dropped meanwhile: its own number would by then
+    be another file's.
+    """
 
     descriptor: types_pb2.PoolDescriptor
     fd: int
@@ -186,7 +191,10 @@ class SideServer:
                 await frames.send(_refused(refused))
                 continue
             attached = side_pb2.Attached(descriptor=attachment.descriptor)
-            await frames.send(side_pb2.SideResponse(attached=attached), fds=(attachment.fd,))
+            try:
+                await frames.send(side_pb2.SideResponse(attached=attached), fds=(attachment.fd,))
+            finally:
+                os.close(attachment.fd)
 
 
 async def _notify(frames: Frames, notices: WarmNotices) -> None:

@@ -38,8 +38,8 @@ class Blocks:
         self.state = bytearray([SCRATCH]) * first_block + bytearray([FREE]) * block_count
         self.generation = array("Q", [1]) * id_count
         # Sequences and sessions holding a COMMITTED block (shadows of it too), and warm pins holding it.
-        self.refs = array("i", [0]) * id_count
-        self.pins = array("i", [0]) * id_count
+        self.refs = [0] * id_count
+        self.pins = [0] * id_count
         # The canonical block of each SHADOW, also while it is quarantined.
         self.canonical: dict[int, int] = {}
         self.reserved_count = 0

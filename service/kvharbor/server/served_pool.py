@@ -15,7 +15,7 @@ from kvharbor.server.sessions import Session
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import WarmDesk
 
-OWN_BYTES_A_BLOCK = 64
+OWN_BYTES_A_BLOCK = 96
 """What an empty pool keeps a block in this process."""
 
 

@@ -68,7 +68,7 @@ def test_sizes_in_a_file_make_exactly_the_blocks_they_hold(start_fresh: StartSer
 @pytest.mark.parametrize(
     ("size", "named"),
     [
-        ("512", "'512' has no unit; write 512B"),
+        ("512", "'512' has no unit; write e.g. 512GiB, or 512B for bytes"),
         ("0", "write a positive number and a unit"),
         ("-1", "write a positive number and a unit"),
         ("0GiB", "write a positive number and a unit"),
@@ -99,11 +99,10 @@ def test_the_winning_source_is_logged(start_fresh: StartService, tmp_path: Path)
     environment = {"KVHARBOR_MEMORY": "2MiB", "KVHARBOR_GRACE_S": "2"}
     service = start_fresh(memory="1MiB", config=str(file), environment=environment)
     logged = service.wait_for("settings")
-    assert [logged[name] for name in ("memory", "grace_s", "max_sessions", "handoff_ttl_s")] == [
-        "1048576 (flag)",
-        "2.0 (environment)",
+    assert [logged[name] for name in ("memory", "grace_s", "max_sessions")] == [
+        "1MiB (flag)",
+        "2 (environment)",
         "3 (file)",
-        "30.0 (default)",
     ]
 
 

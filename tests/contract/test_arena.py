@@ -209,6 +209,6 @@ def test_a_store_past_a_read_only_mapping_kills_the_process_that_tries(
 def test_a_forked_child_of_an_attached_process_has_no_mapping(
     kind: ArenaKind, arena: HostArena, descriptor: Descriptor, peer: Peer
 ) -> None:
-    """A child could go on writing after its parent is known to be dead (DESIGN 8)."""
+    """A child could go on writing after its parent is known to be dead."""
     attach(peer, kind, arena, descriptor)
     assert peer.ask("arena_lines") == (1, 0)

@@ -2,15 +2,21 @@
 
 import json
 import os
+import re
+import socket as sockets
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from conftest import StartService
+from kvharbor.server.entry import SERVER_PACKAGES
 from kvharbor.v1 import cache_service_pb2 as cache
+from kvharbor.v1 import pool_service_pb2 as pools
 from raw_caller import BLOCK_BYTES, RawCaller, tokens
 
 pytestmark = pytest.mark.slow
@@ -58,6 +64,42 @@ def test_help_comes_at_once() -> None:
     assert time.monotonic() - began_at < 2
 
 
+def test_the_version_is_shown(run: Run) -> None:
+    """That of the installed package."""
+    assert run("--version").stdout == f"kvharbor {metadata.version('kvharbor')}\n"
+
+
+@pytest.mark.parametrize("package", ["typer", "pydantic"])
+def test_without_the_packages_of_the_server_one_line_says_how_to_get_them(package: str) -> None:
+    """A client's installation has the command too; some are needed at once, others by a command."""
+    program = f"import sys; sys.modules[{package!r}] = None; from kvharbor.server.entry import main; main()"
+    failed = subprocess.run([sys.executable, "-c", program, "serve"], capture_output=True, text=True, check=False)
+    told = "kvharbor: the command line needs more packages: pip install 'kvharbor[server]'\n"
+    assert (failed.returncode, failed.stdout, failed.stderr) == (2, "", told)
+
+
+def test_the_packages_of_the_server_are_those_of_its_extra() -> None:
+    """One that is added there is told of as missing too."""
+    imported = {"grpcio-health-checking": "grpc_health", "grpcio-reflection": "grpc_reflection"}
+    required = [line for line in metadata.requires("kvharbor") or () if re.search("extra == .server.", line)]
+    names = {re.split("[^A-Za-z0-9-]", line)[0] for line in required}
+    assert {imported.get(name, name) for name in names} == SERVER_PACKAGES
+
+
+def test_stats_do_not_count_the_session_that_asks(start_fresh: StartService) -> None:
+    """Nobody else is there, then one is."""
+    socket = str(start_fresh().socket)
+    command = [sys.executable, "-m", "kvharbor.server.cli", "stats", "--socket", socket]
+
+    def shown(*flags: str) -> str:
+        return subprocess.run([*command, *flags], capture_output=True, text=True, check=True, timeout=30).stdout
+
+    assert shown() == "no pools; 0 sessions\n"
+    with RawCaller(socket):
+        assert shown() == "no pools; 1 session\n"
+        assert json.loads(shown("--json")) == {"pools": [], "session_count": 1}
+
+
 def test_stats_show_a_table_or_json(run: Run, pool: str) -> None:
     """One row a class for people, the API's names for programs."""
     table = run("stats", "--pool", pool)
@@ -74,11 +116,12 @@ def test_lookup_takes_ids_text_and_raw_tokens(run: Run, pool: str, tmp_path: Pat
     text.write_text(PROMPT.replace(",", "\n"))
     answers = [
         run("lookup", pool, "--ids", PROMPT, "--json"),
+        run("lookup", pool, "--ids", PROMPT.replace(",", " "), "--json"),
         run("lookup", pool, "--tokens", str(raw), "--json"),
         run("lookup", pool, "--tokens", str(text), "--json"),
         run("lookup", pool, "--tokens", "-", "--json", stdin=PROMPT.encode()),
     ]
-    assert [json.loads(answer.stdout) for answer in answers] == [{"present_tokens": 32, "cached_tokens": 32}] * 4
+    assert [json.loads(answer.stdout) for answer in answers] == [{"present_tokens": 32, "cached_tokens": 32}] * 5
 
 
 def test_a_namespace_is_part_of_the_question(run: Run, pool: str, tmp_path: Path) -> None:
@@ -106,8 +149,14 @@ def test_a_pin_is_made_and_ended(run: Run, pool: str) -> None:
 def test_without_an_engine_the_task_waits_and_the_command_says_so(run: Run, pool: str) -> None:
     """It does not wait for what nobody would do; unwarm ends the task although nothing is pinned yet."""
     ordered = run("warm", pool, "cold", "--ids", ",".join(["9"] * 16), "--wait-s", "30")
-    told = "0 tokens pinned as cold, 16 missing: no attached engine accepts warm tasks, theirs waits for one\n"
+    told = (
+        "0 tokens pinned as cold, 16 missing: no attached engine accepts warm tasks; "
+        "the task for the missing tokens waits for one\n"
+    )
     assert (ordered.returncode, ordered.stdout) == (1, told)
+    shown = json.loads(run("stats", "--json", "--pool", pool).stdout)["pools"][0]
+    assert (shown["warm_task_waiting_count"], shown["warm_task_filling_count"]) == (1, 0)
+    assert "1 waiting, 0 filling" in run("stats", "--pool", pool).stdout
     assert run("unwarm", pool, "cold").returncode == 0
     assert run("unwarm", pool, "cold").returncode == 1
 
@@ -128,15 +177,29 @@ def test_health_is_a_status(run: Run) -> None:
     """For probes: 0 when ready, 1 when nobody answers, and quickly."""
     healthy = run("health")
     assert (healthy.returncode, healthy.stdout) == (0, "SERVING\n")
-    dead = run("health", "--socket", "/nonexistent/a.sock", "--timeout-s", "0.2")
+    dead = run("health", "--socket", "/nonexistent/a.sock")
     assert dead.returncode == 1
-    assert "no answer at unix:/nonexistent/a.sock" in dead.stderr
+    assert dead.stderr.startswith("kvharbor: no answer at unix:/nonexistent/a.sock: there is no such socket")
+
+
+def test_health_tells_why_nobody_answers(run: Run, tmp_path: Path) -> None:
+    """A socket that a dead service has left, and something that is none."""
+    left, file = tmp_path / "left.sock", tmp_path / "file.sock"
+    with sockets.socket(sockets.AF_UNIX) as unheard:
+        unheard.bind(str(left))
+    file.touch()
+    for path in (left, file):
+        dead = run("health", "--socket", str(path))
+        assert (dead.returncode, dead.stderr.count("\n")) == (1, 1)
+        assert f"no answer at unix:{path}: nobody listens there" in dead.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("lookup", "none", "--ids", "1"), "no pool is named 'none'"),
+        (("lookup", "none", "--ids", "1"), "no pool is named 'none': a worker has to open it first"),
+        (("drop", "none"), "no pool is named 'none': a worker has to open it first"),
+        (("stats", "--pool", "none"), "no pool is named 'none': a worker has to open it first"),
         (("warm", "tools", "w", "--ids", "1", "--present-only", "--wait-s", "1"), "nothing to wait for"),
         (("lookup", "tools"), "either --tokens or --ids"),
         (("lookup", "tools", "--ids", "1", "--tokens", "-"), "either --tokens or --ids"),
@@ -144,8 +207,7 @@ def test_health_is_a_status(run: Run) -> None:
         (("lookup", "tools", "--ids", "4294967296"), "token_ids[0]"),
         (("lookup", "tools", "--tokens", "/nonexistent"), "cannot read /nonexistent"),
         (("stats", "--socket", "/nonexistent/a.sock"), "no kvharbor service answers"),
-        (("exec", "--pool", "none", "--", "true"), "no pool 'none'"),
-        (("exec", "--pool", "tools", "--", "/nonexistent"), "cannot run /nonexistent"),
+        (("exec", "--pool", "none", "--", "true"), "no pool is named 'none': a worker has to open it first"),
         (("exec", "--pool", "tools", "--socket", "localhost:1", "--", "true"), "no side socket"),
     ],
 )
@@ -154,6 +216,29 @@ def test_what_goes_wrong_is_one_line(run: Run, pool: str, arguments: tuple[str, 
     failed = run(*arguments)
     assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
     assert told in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("/nonexistent", 127), ("no-such-command", 127), ("/dev/null/x", 127), ("/etc/passwd", 126)]
+)
+def test_exec_ends_like_a_shell_when_it_cannot_run_the_command(run: Run, pool: str, command: str, status: int) -> None:
+    """127: there is no such command; 126: it cannot be executed. Either is one line."""
+    failed = run("exec", "--pool", pool, "--", command)
+    assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (status, "", 1)
+    assert failed.stderr.startswith(f"kvharbor: cannot run {command}: ")
+
+
+def test_drop_gives_a_pool_back_once_nobody_holds_it(run: Run, harbor: str) -> None:
+    """Refused, it says what is in use."""
+    with RawCaller(harbor) as caller:
+        caller.open_pool("dropped")
+        held = run("drop", "dropped")
+        caller.call(caller.pools.CloseSession, pools.CloseSessionRequest())
+    told = "the pool is in use by 1 other session, 0 sequences and 0 warm pins: end them first"
+    assert (held.returncode, held.stdout, held.stderr) == (1, "", f"kvharbor: {told}\n")
+    dropped = run("drop", "dropped")
+    assert (dropped.returncode, dropped.stdout, dropped.stderr) == (0, "pool dropped dropped\n", "")
+    assert run("drop", "dropped").returncode == 1
 
 
 def test_exec_hands_memory_and_session_to_a_command(run: Run, pool: str, harbor: str) -> None:
@@ -166,12 +251,13 @@ metadata = (("kvharbor-session", os.environ["KVHARBOR_SESSION_TOKEN"]),)
 with grpc.insecure_channel("unix:" + os.environ["KVHARBOR_SOCKET"]) as channel:
     request = cache.AllocateRequest(pool_id=os.environ["KVHARBOR_POOL_ID"], token_ids=bytes(4))
     sequence = rpc.CacheServiceStub(channel).Allocate(request, metadata=metadata).sequence
-print(json.dumps([os.fstat(3).st_size, int(descriptor["size_bytes"]), sequence.capacity_tokens]))
+spans = [int(span["offset_bytes"]) for span in descriptor["spans"]]
+print(json.dumps([os.fstat(3).st_size, int(descriptor["size_bytes"]), sequence.capacity_tokens, spans]))
 """
     done = run("exec", "--pool", pool, "--", sys.executable, "-c", program)
     assert (done.returncode, done.stderr) == (0, "")
-    mapped_bytes, described_bytes, capacity_tokens = json.loads(done.stdout)
-    assert (described_bytes, capacity_tokens) == (65 * BLOCK_BYTES, 16)
+    mapped_bytes, described_bytes, capacity_tokens, offsets = json.loads(done.stdout)
+    assert (described_bytes, capacity_tokens, offsets) == (65 * BLOCK_BYTES, 16, [0])
     assert mapped_bytes >= described_bytes
     with RawCaller(harbor) as caller:
         while True:

@@ -161,8 +161,9 @@ def test_a_request_id_makes_allocate_idempotent(pool: Any) -> None:
 def test_a_group_is_released_together(pool: Any) -> None:
     """Sequences and the children of a fork, by the name they were given."""
     with pool.allocate(range(20), group="g") as parent:
-        parent.fork(2, group="g")
+        children = parent.fork(2, group="g")
         assert pool.release(group="g") == 3
+        assert [each.ended for each in (parent, *children)] == [True] * 3
     assert counts(pool) == (8, 0, 0, 0)
     with pytest.raises(InvalidField):
         pool.release()
@@ -193,14 +194,14 @@ def test_an_extend_that_finds_no_room_leaves_the_sequence_as_it_was(pool: Any) -
 
 def test_batches_tell_each_outcome_and_raise_none(pool: Any) -> None:
     """A refused item does not touch its neighbours."""
-    one, two = pool.allocate(range(16)), pool.allocate(range(100, 132))
-    outcomes = pool.commit_many([(one, 16), (two, 33)])
-    assert outcomes[0] == CommitResult(16)
-    assert isinstance(outcomes[1], CursorOutOfRange)
-    outcomes = pool.extend_many([(one, 16), (two, 1000)])
-    assert outcomes[0] is None
-    assert isinstance(outcomes[1], RequestTooLarge)
-    assert (one.capacity_tokens, two.capacity_tokens) == (32, 32)
+    with pool.allocate(range(16)) as one, pool.allocate(range(100, 132)) as two:
+        outcomes = pool.commit_many([(one, 16), (two, 33)])
+        assert outcomes[0] == CommitResult(16)
+        assert isinstance(outcomes[1], CursorOutOfRange)
+        outcomes = pool.extend_many([(one, 16), (two, 1000)])
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], RequestTooLarge)
+        assert (one.capacity_tokens, two.capacity_tokens) == (32, 32)
 
 
 def test_wrong_cursors_are_refused_and_change_nothing(pool: Any) -> None:

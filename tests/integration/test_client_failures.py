@@ -205,12 +205,13 @@ def test_closing_the_harbor_under_a_waiting_call_is_told_to_its_task(start_fresh
     async def body() -> None:
         harbor = await aio.connect(start_fresh().target)
         pool = await harbor.open_pool("p", LAYOUT, pool_size(8))
-        await pool.allocate(range(128))
+        held = await pool.allocate(range(128))
         waiting = asyncio.create_task(pool.allocate(range(1000, 1128), wait_s=30))
         while (await pool.stats()).waiting_count == 0:
             await asyncio.sleep(0)
         await harbor.close()
         with pytest.raises((HarborClosed, SessionLost, PoolExhausted)):
             await waiting
+        await held.release()
 
     asyncio.run(body())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import StartService
 from kvharbor import client
 from service_process import ServiceProcess
 
@@ -49,9 +50,48 @@ def test_the_asyncio_example_serves_its_prompts(shared_service: ServiceProcess) 
     assert run(EXAMPLES[1], shared_service.target) == f"{[64] * 8}\n"
 
 
+RESTARTED = """
+import sys
+from kvharbor.gpumem import DataType, Layout
+
+def serve(pool):
+    with pool.allocate(range(40)) as sequence:
+        print("serving", flush=True)
+        sys.stdin.readline()
+        return sequence.commit(40).committed_tokens
+
+print(run_worker("restarted", Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16), serve))
+"""
+
+
+def test_the_worker_goes_on_after_a_restart_of_the_service(start_fresh: StartService) -> None:
+    """Killed under a request, gone for a while and started again: the worker connects and computes it anew."""
+    service = start_fresh()
+    worker = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", f"{EXAMPLES[2]}{RESTARTED}"],
+        env={"KVHARBOR_SOCKET": service.target, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "serving\n"
+        service.kill()
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert "connect again" in worker.stdout.readline()
+        assert "no kvharbor service answers" in worker.stdout.readline()
+        start_fresh(socket=service.socket)
+        said, _ = worker.communicate("\n", timeout=30)
+    assert said.splitlines()[-2:] == ["serving", "32"]
+    assert worker.returncode == 0
+
+
 def test_the_warm_worker_makes_an_ordered_prefix_whole(shared_service: ServiceProcess) -> None:
     """It computes what is missing, commits it and ends when there is no more to do."""
-    example = f"""{EXAMPLES[2]}
+    example = f"""{EXAMPLES[3]}
 from kvharbor.gpumem import DataType, Layout
 
 layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)

@@ -4,6 +4,7 @@ import resource
 import time
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import types_pb2
-from raw_caller import DEADLINE_S, RawCaller, Refused, refused, small_layout, tokens
+from raw_caller import BLOCK_BYTES, DEADLINE_S, RawCaller, Refused, refused, small_layout, tokens
 from service_process import ServiceProcess
 
 # Far above what a refusal takes, far below what taking the request apart would.
@@ -107,6 +108,36 @@ def test_a_drop_that_is_abandoned_gives_the_memory_back(service: ServiceProcess)
         deadline = time.monotonic() + DEADLINE_S
         while memory_available(owner) != whole:
             assert time.monotonic() < deadline, "the memory of the dropped pool is lost"
+
+
+def test_a_budget_that_is_used_up_is_no_mistake_of_the_caller(service: ServiceProcess) -> None:
+    """Without a size nobody has given a wrong one: the setting has no memory left, with or without one."""
+    with RawCaller(str(service.socket)) as caller:
+        caller.call(caller.pools.OpenPool, pools.OpenPoolRequest(name="all", layout=small_layout()))
+        left_bytes = memory_available(caller)
+        for size_bytes, remedy in (
+            (0, "drop a pool or raise memory"),
+            (4096, "ask for less, drop a pool or raise memory"),
+        ):
+            request = pools.OpenPoolRequest(name="more", layout=small_layout(), size_bytes=size_bytes)
+            found = refusal(caller, caller.pools.OpenPool, request)
+            assert (found.code, found.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "INSUFFICIENT_MEMORY")
+            needed_bytes = size_bytes or 2 * BLOCK_BYTES
+            assert (
+                found.message == f"needs {needed_bytes} bytes, the setting memory leaves {left_bytes} bytes: {remedy}"
+            )
+
+
+@pytest.mark.slow
+def test_a_pool_larger_than_memory_stops_the_start(tmp_path: Path) -> None:
+    """One line, status 2, and nothing left behind; a service that starts would refuse it at its first use."""
+    file = tmp_path / "kvharbor.toml"
+    file.write_text('[pools.main]\nsize = "48GiB"\n')
+    service = ServiceProcess(tmp_path / "kv.sock", "--memory=64MiB", f"--config={file}")
+    assert service.wait() == 2
+    told = "setting pools.main.size (file): 48GiB is more than memory (64MiB): set less, or raise memory"
+    assert service.lines == [f"kvharbor: {told}\n"]
+    assert service.files() == []
 
 
 def put(caller: RawCaller, pool_id: str, prompt: bytes) -> None:

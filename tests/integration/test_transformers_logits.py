@@ -20,6 +20,8 @@ from pool_sessions import PoolSessions
 from pool_sessions import sessions as sessions
 from tiny_models import decoder
 
+# The fixtures end the sessions, and with them the sequences, which the tests have no other use for then.
+pytestmark = pytest.mark.filterwarnings("ignore:sequence .* was not released:ResourceWarning")
 BLOCK_TOKENS = 16
 PROMPT = torch.randint(0, 128, (100,), generator=torch.Generator().manual_seed(4)).tolist()
 MAKERS: dict[str, Callable[[Any, BlockViews], PoolModel]] = {

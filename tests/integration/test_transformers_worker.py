@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BatchEncoding
 
 from kvharbor.client import HandoffNotFound, Namespace, Pool, PoolExhausted, PoolStats, RequestTooLarge
 from kvharbor.engines.transformers import Admission, Generation, PoolModel, RequestInvalid, Sampling, Worker, layout_for
@@ -269,6 +270,23 @@ def test_another_models_pool_is_refused(pool: Pool) -> None:
     other.model.layers[0].mlp.up_proj.weight.data *= 1.01
     with pytest.raises(LayoutMismatch, match="model"):
         Worker(other, pool)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("Hello", r"text, must be a list of token ids: pass tokenizer\.encode\(text\)"),
+        (["Hello"], r"text, must be a list of token ids: pass tokenizer\.encode\(text\)"),
+        ([1, 2, 3], r"1, must be a list of token ids: pass \[ids\], one list a prompt"),
+        (torch.tensor([1, 2]), r"pass \[ids\], one list a prompt"),
+        (BatchEncoding({"input_ids": [[1]]}), 'a BatchEncoding, must be a list of token ids: pass its "input_ids"'),
+        ([BatchEncoding({"input_ids": [1]})], 'a BatchEncoding, must be a list of token ids: pass its "input_ids"'),
+    ],
+)
+def test_what_is_no_list_of_ids_is_named_as_what_it_is(prompts: Any, message: str, pool: Pool, model: Any) -> None:
+    """Text, one prompt for several and a tokenizer's whole result are what people pass first."""
+    with pytest.raises(RequestInvalid, match=message):
+        Worker(model, pool).generate(prompts, 5)
 
 
 @pytest.mark.parametrize(

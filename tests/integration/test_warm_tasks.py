@@ -33,6 +33,8 @@ from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, refused, tokens
 from service_process import ServiceProcess
 
+# The fixtures end the sessions, and with them the sequences, which the tests have no other use for then.
+pytestmark = pytest.mark.filterwarnings("ignore:sequence .* was not released:ResourceWarning")
 Connect = Callable[..., Any]
 Start = Callable[[], WorkerProcess]
 BLOCKS = 16

@@ -175,6 +175,8 @@ def test_a_call_without_an_answer_leaves_its_sequence_in_doubt(failure: BaseExce
         sequence.commit_item(40, ())
     with pytest.raises(SequenceInDoubt):
         sequence.extend_item(1)
+    with pytest.raises(SequenceInDoubt):
+        sequence.slots(0, 16)
 
 
 def test_a_refusal_leaves_no_doubt() -> None:
@@ -186,17 +188,19 @@ def test_a_refusal_leaves_no_doubt() -> None:
 
 
 def test_a_sequence_that_has_ended_is_refused_here() -> None:
-    """The mistake is found before it reaches the service."""
+    """The mistake is found before it reaches the service, or others' blocks."""
     sequence = state()
     sequence.released(cache.ReleaseResponse(results=[cache.ReleaseResult(already_released=True)]))
     with pytest.raises(SequenceEnded):
         sequence.commit_item(40, ())
+    with pytest.raises(SequenceEnded, match=r"e\.1\.2\.3"):
+        sequence.slots(0, 16)
 
 
-@pytest.mark.parametrize("computed_tokens", [2**70, "many", 1.5])
+@pytest.mark.parametrize("computed_tokens", [2**70, "many", 20.0])
 def test_values_that_a_field_cannot_hold_are_typed_errors(computed_tokens: Any) -> None:
-    """protobuf's own TypeError and ValueError never reach the caller."""
-    with pytest.raises(InvalidField):
+    """protobuf's own TypeError and ValueError never reach the caller: the message names field, value and remedy."""
+    with pytest.raises(InvalidField, match=r"^computed_tokens is .{2,30}, must be a whole number .*: pass an int$"):
         state().commit_item(computed_tokens, ())
 
 

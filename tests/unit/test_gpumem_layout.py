@@ -89,7 +89,7 @@ def test_a_size_gives_the_most_blocks_that_fit(layout: Layout, size_bytes: int) 
     [(BlockOrder.LAYER_MAJOR, "[L, 2, B, P, H, D]"), (BlockOrder.BLOCK_MAJOR, "[B, L, 2, P, H, D]")],
 )
 def test_attention_has_the_documented_shape(order: BlockOrder, shape: str) -> None:
-    """The strides of K and V are those of one contiguous array of the documented axes (DESIGN 9)."""
+    """The strides of K and V are those of one contiguous array of the documented axes."""
     sizes = {"L": 5, "2": 2, "B": 7, "P": 16, "H": 3, "D": 8}
     descriptor = Layout.attention("m", 5, 3, 8, DataType.FLOAT16, 16, order=order).descriptor(7)
     strides, stride_bytes = {}, 2

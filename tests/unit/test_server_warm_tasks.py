@@ -33,6 +33,16 @@ def counts(book: WarmTasks) -> tuple[int, int]:
     return book.waiting_count, book.filling_count
 
 
+def test_unfinished_tasks_are_counted_without_those_whose_time_is_over() -> None:
+    """A task that waits has no timer: until somebody looks for the next one it lies there, expired."""
+    book = WarmTasks()
+    put(book, "filled", 1)
+    claimed(book, FIRST)
+    put(book, "waits", 2)
+    put(book, "expires", 3, expires_at=5.0)
+    assert (book.unfinished(4.0), book.unfinished(5.0)) == ((2, 1), (1, 1))
+
+
 def test_the_task_that_waits_longest_is_claimed_first_and_once() -> None:
     """A second claimer gets the next one, a third none."""
     book = WarmTasks()

@@ -149,14 +149,18 @@ class InsufficientMemory(GpumemError):
 
     reason = "INSUFFICIENT_MEMORY"
 
-    def __init__(self, needed_bytes: int, *, available_bytes: int, limited_by: str) -> None:
+    def __init__(
+        self,
+        needed_bytes: int,
+        *,
+        available_bytes: int,
+        limited_by: str,
+        remedy: str = "ask for less, raise the limit, or free memory",
+    ) -> None:
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.limited_by = limited_by
-        super().__init__(
-            f"needs {needed_bytes} bytes, {limited_by} leaves {available_bytes}: "
-            f"ask for less, raise the limit, or free memory"
-        )
+        super().__init__(f"needs {needed_bytes} bytes, {limited_by} leaves {available_bytes} bytes: {remedy}")
 
 
 class ArenaClosed(GpumemError):

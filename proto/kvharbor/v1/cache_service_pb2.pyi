@@ -1013,6 +1013,8 @@ class PoolStats(google.protobuf.message.Message):
     WAITING_COUNT_FIELD_NUMBER: builtins.int
     COUNTERS_FIELD_NUMBER: builtins.int
     TENANTS_FIELD_NUMBER: builtins.int
+    WARM_TASK_WAITING_COUNT_FIELD_NUMBER: builtins.int
+    WARM_TASK_FILLING_COUNT_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """The pool."""
     name: builtins.str
@@ -1053,6 +1055,10 @@ class PoolStats(google.protobuf.message.Message):
     """Blocks that pins may hold."""
     waiting_count: builtins.int
     """Allocates waiting for room."""
+    warm_task_waiting_count: builtins.int
+    """Warm tasks that wait for an engine."""
+    warm_task_filling_count: builtins.int
+    """Warm tasks that somebody is at work on."""
     @property
     def counters(self) -> Global___PoolCounters:
         """Since the pool was made."""
@@ -1086,9 +1092,11 @@ class PoolStats(google.protobuf.message.Message):
         waiting_count: builtins.int = ...,
         counters: Global___PoolCounters | None = ...,
         tenants: collections.abc.Iterable[Global___TenantStats] | None = ...,
+        warm_task_waiting_count: builtins.int = ...,
+        warm_task_filling_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "free_block_count", b"free_block_count", "name", b"name", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "free_block_count", b"free_block_count", "name", b"name", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
 
 Global___PoolStats: typing_extensions.TypeAlias = PoolStats
 

@@ -98,8 +98,8 @@ class OpenPoolRequest(google.protobuf.message.Message):
     """1 to 64 of [A-Za-z0-9._-]. Names belong to the caller's tenant."""
     size_bytes: builtins.int
     """Bytes of a pool still to be made; it gets as many whole blocks as fit. 0:
-    what is left of the budget. An existing pool must have been made with the
-    same number, unless 0.
+    the size set for pools of this name, else what is left of the budget. An
+    existing pool must have been made with the same number, unless 0.
     """
     @property
     def layout(self) -> kvharbor.v1.types_pb2.Layout:

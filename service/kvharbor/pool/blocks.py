@@ -13,7 +13,7 @@ from kvharbor.pool.runs import FreeRuns
 
 
 class BlockState(IntEnum):
-    """Where a block is in its life (DESIGN 4); each state names the collection that knows its blocks."""
+    """Where a block is in its life (docs/invariants.md); each state names the collection that knows its blocks."""
 
     FREE = 0  # in FreeRuns
     RESERVED = 1  # in one sequence's table, behind its committed blocks

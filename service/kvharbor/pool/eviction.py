@@ -1,7 +1,7 @@
 """Which cached block goes first.
 
 A policy holds exactly the evictable blocks: committed, no refs, no pins, no held descendant. It must hand out
-a block only after all its cached children, so that no chain loses its middle ([P5], DESIGN 7).
+a block only after all its cached children, so that no chain loses its middle ([P2]).
 """
 
 from collections import OrderedDict

@@ -39,7 +39,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """A sequence as it stands. Cursors as in DESIGN 4: cached <= computed <= token_count <= capacity."""
+    """A sequence as it stands. Cursors: cached <= computed <= token_count <= capacity."""
 
     session: int
     number: int

@@ -1,11 +1,12 @@
 """The command `kvharbor`. Each command imports what it needs when it runs: help must come at once."""
 
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from kvharbor.server.commands.demo import demo
+from kvharbor.server.commands.drop import drop
 from kvharbor.server.commands.execute import execute
 from kvharbor.server.commands.health import health
 from kvharbor.server.commands.prefixes import lookup, unwarm, warm
@@ -24,9 +25,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, stats, lookup, warm, unwarm, watch, health, demo):
+for command in (serve, stats, lookup, warm, unwarm, drop, watch, health, demo):
     app.command()(command)
 app.command("exec")(execute)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"kvharbor {metadata.version('kvharbor')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The options of `kvharbor` itself."""
 
 
 def main() -> NoReturn:
@@ -36,7 +54,7 @@ def main() -> NoReturn:
     except StartupError as refused:
         _fail(refused, EXIT_UNUSABLE)
     except CommandError as refused:
-        _fail(refused, EXIT_FAILED)
+        _fail(refused, refused.status)
     except Exception as failure:
         # The client is imported by the commands that need it, and only its errors mean an ordinary refusal.
         if not _is_refusal(failure):

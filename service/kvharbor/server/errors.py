@@ -19,7 +19,11 @@ class StartupError(Exception):
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked. The message is one line."""
+    """A command cannot do what it was asked. The message is one line, `status` that of the process."""
+
+    def __init__(self, message: str, *, status: int = 1) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class ServerError(Exception):
@@ -152,8 +156,8 @@ class PoolInUse(ServerError):
         self.sequence_count = sequence_count
         self.pin_count = pin_count
         super().__init__(
-            f"the pool is in use by {session_count} other sessions, {sequence_count} sequences and "
-            f"{pin_count} warm pins: end them first"
+            f"the pool is in use by {_counted(session_count, 'other session')}, "
+            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}: end them first"
         )
 
     def metadata(self) -> dict[str, str]:
@@ -211,3 +215,7 @@ class Draining(ServerError):
 
     def __init__(self) -> None:
         super().__init__("the service is shutting down: retry when it is back")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

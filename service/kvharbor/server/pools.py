@@ -9,7 +9,6 @@ import structlog
 
 from kvharbor.gpumem import (
     ArenaTooSmall,
-    Descriptor,
     InsufficientMemory,
     Layout,
     ReservationCancelled,
@@ -170,10 +169,13 @@ class Pools:
         rules = self._settings.pool_rules(name)
         asked_bytes = size_bytes or rules.size or self.memory_available_bytes
         if asked_bytes > self.memory_available_bytes:
-            raise InsufficientMemory(
-                asked_bytes, available_bytes=self.memory_available_bytes, limited_by="the setting memory"
-            )
-        descriptor = _described(layout, asked_bytes)
+            raise self._insufficient(asked_bytes, "ask for less, drop a pool or raise memory")
+        try:
+            descriptor = layout.descriptor(block_count_for(asked_bytes, layout))
+        except ArenaTooSmall as refused:
+            if size_bytes or rules.size:
+                raise _less_than_a_block(refused) from None
+            raise self._insufficient(refused.needed_bytes, "drop a pool or raise memory") from None
         config = PoolConfig(
             block_count=descriptor.block_count - layout.scratch_blocks,
             block_tokens=layout.block_tokens,
@@ -223,17 +225,22 @@ class Pools:
         )
         return served
 
+    def _insufficient(self, needed_bytes: int, remedy: str) -> InsufficientMemory:
+        return InsufficientMemory(
+            needed_bytes,
+            available_bytes=self.memory_available_bytes,
+            limited_by="the setting memory",
+            remedy=remedy,
+        )
 
-def _described(layout: Layout, size_bytes: int) -> Descriptor:
-    try:
-        return layout.descriptor(block_count_for(size_bytes, layout))
-    except ArenaTooSmall as refused:
-        raise InvalidField(
-            field="size_bytes",
-            value=f"{size_bytes} bytes, less than one block beside {refused.scratch_blocks} scratch blocks",
-            limit=f"at least {refused.needed_bytes} bytes",
-            remedy="ask for more, or use smaller blocks",
-        ) from None
+
+def _less_than_a_block(refused: ArenaTooSmall) -> InvalidField:
+    return InvalidField(
+        field="size_bytes",
+        value=f"{refused.size_bytes} bytes, less than one block beside {refused.scratch_blocks} scratch blocks",
+        limit=f"at least {refused.needed_bytes} bytes",
+        remedy="ask for more, or use smaller blocks",
+    )
 
 
 def _check_name(name: str) -> None:

@@ -162,6 +162,7 @@ def _filler(request: pb.WarmupRequest, opened: OpenedPool | None) -> OpenedPool 
 def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
     stats: PoolStats = served.pool.stats()
     block_bytes = served.descriptor.layout.block_bytes
+    warm_waiting_count, warm_filling_count = served.warm.task_counts
     return pb.PoolStats(
         pool_id=served.pool_id,
         name=served.name,
@@ -189,4 +190,6 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
             for tenant in stats.tenants
             if peer.administrator or tenant.tenant == peer.tenant
         ],
+        warm_task_waiting_count=warm_waiting_count,
+        warm_task_filling_count=warm_filling_count,
     )

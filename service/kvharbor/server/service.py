@@ -72,6 +72,7 @@ def serve(loaded: LoadedSettings) -> None:
     """Serves until SIGTERM or SIGINT and leaves nothing behind. Raises StartupError when it cannot start."""
     paths = socket_paths(loaded.settings.socket)
     memory_bytes = _budget_bytes(loaded.settings)
+    loaded.require_pools_fit(memory_bytes)
     _allow_descriptors()
     with claimed(paths):
         asyncio.run(_serve(loaded, paths, memory_bytes))
@@ -82,7 +83,7 @@ async def _serve(loaded: LoadedSettings, paths: SocketPaths, memory_bytes: int) 
     stop = _stop_signals()
     asyncio.get_running_loop().set_exception_handler(_log_unhandled)
     async with _started(settings, paths, memory_bytes) as service:
-        log.info("settings", **{name: f"{_shown(loaded, name)} ({origin})" for name, origin in loaded.origins.items()})
+        log.info("settings", **loaded.set_by_operator())
         service.gate.open()
         for name in ("", *_SERVICE_NAMES):
             await service.health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -192,11 +193,6 @@ def _budget_bytes(settings: Settings) -> int:
             f"(limited by {room.limited_by}): set less, or raise the limit"
         )
     return settings.memory
-
-
-def _shown(loaded: LoadedSettings, name: str) -> object:
-    value = getattr(loaded.settings, name)
-    return f"{value:04o}" if name == "socket_mode" else value
 
 
 def _stop_signals() -> asyncio.Semaphore:

@@ -70,7 +70,7 @@ def _split(text: str) -> tuple[Decimal, str]:
     if not number:
         raise ValueError(f"{text!r} is nothing; write a positive number and a unit, e.g. 2GiB")
     if unit is None:
-        raise ValueError(f"{text!r} has no unit; write {form[1]}B for bytes, or e.g. {form[1]}MiB")
+        raise ValueError(f"{text!r} has no unit; write e.g. {form[1]}GiB, or {form[1]}B for bytes")
     if unit != "%" and unit.lower() not in _UNIT_BYTES:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}; use {_UNITS}")
     return number, unit.lower()

@@ -12,11 +12,13 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from kvharbor.server.errors import StartupError
 from kvharbor.server.settings import PoolSettings, Settings
+from kvharbor.server.sizes import Share, format_size
 
 PREFIX = "KVHARBOR_"
 # What `kvharbor exec` tells its command, and the file itself: no settings, but ours.
@@ -27,10 +29,31 @@ _SERVICE_LINK = re.compile(r"KVHARBOR(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\w+)?)"
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings, and for each its winning source: "flag", "environment", "file" or "default"."""
+    """The settings, and for each its winning source: "flag", "environment", "file" or "default".
+
+    `written` has those that were set, as they stand in their source.
+    """
 
     settings: Settings
     origins: Mapping[str, str]
+    written: Mapping[str, Any]
+
+    def set_by_operator(self) -> dict[str, str]:
+        """Returns the settings that were set, for people: "2GiB (flag)"; tables and lists are JSON."""
+        return {name: f"{_text(value)} ({self.origins[name]})" for name, value in self.written.items()}
+
+    def require_pools_fit(self, memory_bytes: int) -> None:
+        """Raises StartupError if the size of a pool is more than `memory_bytes`, which `memory` comes to."""
+        memory = self.written.get("memory", str(self.settings.memory))
+        if isinstance(self.settings.memory, Share):
+            memory += f", here {format_size(memory_bytes)}"
+        for name, rules in self.settings.pools.items():
+            if rules.size is not None and rules.size > memory_bytes:
+                size = self.written["pools"][name]["size"]
+                raise StartupError(
+                    f"setting pools.{name}.size ({self.origins['pools']}): {size} is more than memory ({memory}): "
+                    f"set less, or raise memory"
+                )
 
 
 def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> LoadedSettings:
@@ -55,7 +78,11 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], f
         settings = Settings.model_validate(values)
     except ValidationError as failure:
         raise StartupError(_explained(failure, origins)) from None
-    return LoadedSettings(settings, origins)
+    return LoadedSettings(settings, origins, values)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _from_file(file: Path) -> dict[str, object]:

@@ -66,6 +66,11 @@ class WarmDesk:
         """Sessions that have the pool open and accept tasks."""
         return sum(1 for session in self._sessions if session.warm_notices is not None)
 
+    @property
+    def task_counts(self) -> tuple[int, int]:
+        """Tasks that wait for an engine, and tasks that somebody is at work on."""
+        return self._tasks.unfinished(self._owner.clock())
+
     async def by_caller(self, session: Session, turns: Turns, asked: PinRequest) -> Warmed:
         """Pins what is there and gives the session a sequence for the rest."""
         return await self._owner.in_turn(turns, lambda: self._pin(session.number, asked))

@@ -65,6 +65,12 @@ class WarmTasks:
         """Tasks that somebody is at work on."""
         return len(self._filling)
 
+    def unfinished(self, now: float) -> tuple[int, int]:
+        """Returns how many tasks wait and how many are being filled, without those whose time is over."""
+        waiting = sum(not task.expired(now) for task in self._waiting.values())
+        filling = sum(not task.expired(now) for task in self._filling.values())
+        return waiting, filling
+
     def require_room(self, name: str, now: float) -> None:
         """Raises TooManyWarmTasks if a task of this name would be one too many."""
         self._drop_expired(now)

@@ -13,6 +13,10 @@ MAX_PATH_BYTES = 107
 """The kernel's limit on the path of a Unix socket."""
 
 
+Target = str | os.PathLike[str] | None
+"""What `connect` takes for an address."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """A gRPC target and the side socket beside it; `side_path` is None over TCP."""
@@ -21,12 +25,13 @@ class Address:
     side_path: str | None
 
 
-def parse(target: str | None) -> Address:
-    """Reads "unix:/path", "unix:///path", "/path" or "host:port"; None means KVHARBOR_SOCKET, else the default.
+def parse(target: Target) -> Address:
+    """Reads "unix:/path", "unix:///path", a path or "host:port"; None means KVHARBOR_SOCKET, else the default.
 
-    Raises InvalidField for anything else and for a path that is too long for a socket.
+    A path is a text with a "/" in it, or any os.PathLike; a relative one counts from the working directory. Raises
+    InvalidField for anything else and for a path that is too long for a socket.
     """
-    text = target if target is not None else os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET)
+    text = _text(target)
     path = text.removeprefix("unix:") if text.startswith("unix:") else text
     if path.startswith("//") and text.startswith("unix:"):
         path = path.removeprefix("//")
@@ -37,7 +42,7 @@ def parse(target: str | None) -> Address:
         raise InvalidField.of(
             "target",
             text,
-            limit='"unix:/path", an absolute path or "host:port"',
+            limit='"unix:/path", a path with a "/" in it or "host:port"',
             remedy=f"name the socket of `kvharbor serve`, e.g. unix:{DEFAULT_SOCKET}",
         )
     return Address(text, None)
@@ -46,6 +51,16 @@ def parse(target: str | None) -> Address:
 def side_path(path: str) -> str:
     """Returns the path of the side socket that belongs to a gRPC socket."""
     return f"{path.removesuffix('.sock')}.side"
+
+
+def _text(target: Target) -> str:
+    if target is None:
+        target = os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET)
+    is_path = isinstance(target, os.PathLike)
+    text = os.fsdecode(target)
+    if is_path or ("/" in text and not text.startswith(("/", "unix:"))):
+        return os.path.abspath(text)  # noqa: PTH100 - resolve() would follow a link at the path itself
+    return text
 
 
 def _unix(text: str, path: str) -> Address:

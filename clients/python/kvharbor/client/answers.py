@@ -118,7 +118,7 @@ def only_pool(reply: cache_service_pb2.StatsResponse) -> PoolStats:
 def pool_not_found(name: str) -> PoolNotFound:
     """Returns the error for a name that no pool of the tenant has."""
     return PoolNotFound(
-        f"no pool is named {name!r}: look at list_pools(), or make it with open_pool()",
+        f"no pool is named {name!r}: a worker has to open it first, with its layout",
         metadata={"name": name},
     )
 

@@ -4,11 +4,14 @@ Sync and asyncio clients send the same calls, so that what a call means exists o
 """
 
 import functools
+import numbers
+import operator
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -25,6 +28,16 @@ Reply = TypeVar("Reply")
 _Request = TypeVar("_Request", bound=Message)
 NO_NAMESPACE = Namespace()
 LIST_PAGE_SIZE = 200
+# What a caller's value must be, and how to make it so, by the type of the field that is to carry it.
+_HOLDS = {
+    FieldDescriptor.TYPE_INT32: ("a whole number from -2**31 to 2**31 - 1", "pass an int"),
+    FieldDescriptor.TYPE_UINT32: ("a whole number from 0 to 2**32 - 1", "pass an int"),
+    FieldDescriptor.TYPE_INT64: ("a whole number from -2**63 to 2**63 - 1", "pass an int"),
+    FieldDescriptor.TYPE_UINT64: ("a whole number from 0 to 2**64 - 1", "pass an int"),
+    FieldDescriptor.TYPE_BOOL: ("True or False", "pass a bool"),
+    FieldDescriptor.TYPE_STRING: ("text that UTF-8 can hold", "pass a str"),
+    FieldDescriptor.TYPE_BYTES: ("bytes", "encode it"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,26 +235,43 @@ def new_request_id() -> str:
 
 
 def request(kind: Callable[..., _Request], **fields: Any) -> _Request:
-    """Builds a message; raises InvalidField for a value that its field cannot hold."""
+    """Builds a message; raises InvalidField, naming it, for a value that its field cannot hold."""
     try:
         return kind(**fields)
-    except (TypeError, ValueError) as failure:
-        values = {name: value for name, value in fields.items() if not isinstance(value, bytes)}
-        raise InvalidField.of(
-            "request", values, limit="values that the API's fields can hold", remedy=str(failure)
-        ) from None
+    except (TypeError, ValueError):
+        raise _first_mistake(kind, fields) from None
+
+
+def whole(field: str, value: int) -> int:
+    """Returns a whole number as Python's own, or raises InvalidField: 20.0 is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidField.of(field, value, limit="a whole number", remedy="pass an int") from None
 
 
 def duration(field: str, value_s: float) -> Duration:
     """Returns seconds as a Duration, or raises InvalidField."""
-    if not 0 <= value_s < 2**31:
-        raise InvalidField.of(field, value_s, limit="seconds from 0 to 2**31", remedy="correct it")
+    if not isinstance(value_s, numbers.Real) or not 0 <= value_s < 2**31:
+        raise InvalidField.of(field, value_s, limit="seconds from 0 to 2**31", remedy="pass a number of seconds")
     return Duration(seconds=int(value_s), nanos=int(value_s % 1 * 1e9))
 
 
 def key_messages(extra_keys: Iterable[ExtraKey]) -> list[types_pb2.ExtraKey]:
     """Returns extra keys as messages."""
     return [request(types_pb2.ExtraKey, token_offset=key.token_offset, value=key.value) for key in extra_keys]
+
+
+def _first_mistake(kind: Callable[..., _Request], fields: dict[str, Any]) -> InvalidField:
+    """Returns the error of the first field that alone cannot be built either."""
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except (TypeError, ValueError) as failure:
+            field = kind().DESCRIPTOR.fields_by_name[name]
+            limit, remedy = _HOLDS.get(field.type, ("a value of its type", str(failure)))
+            return InvalidField.of(name, value, limit=limit, remedy=remedy)
+    return InvalidField.of("request", fields, limit="values that the API's fields can hold", remedy="correct them")
 
 
 def _add_context(

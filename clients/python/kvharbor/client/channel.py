@@ -1,6 +1,7 @@
 """How both clients use gRPC: options of the channel, deadlines, and which calls may be repeated."""
 
 import json
+import numbers
 from typing import Any
 
 import grpc
@@ -94,7 +95,7 @@ def session_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 def positive_timeout(timeout_s: float) -> float:
     """Returns a timeout as it is, or raises InvalidField: no call is made without a deadline."""
-    if not 0 < timeout_s < 2**31:
+    if not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 2**31:
         raise InvalidField.of("timeout_s", timeout_s, limit="seconds above 0", remedy="give the calls some time")
     return timeout_s
 

@@ -17,7 +17,7 @@ from kvharbor.gpumem import Layout
 
 
 def connect(
-    target: str | None = None,
+    target: address.Target = None,
     *,
     client_name: str = "",
     timeout_s: float = channel.DEFAULT_TIMEOUT_S,
@@ -25,12 +25,13 @@ def connect(
 ) -> "Harbor":
     """Opens a session with the service at `target`, which lives until close or the end of this process.
 
-    `target` is "unix:/path", an absolute path, or "host:port"; None means the variable KVHARBOR_SOCKET, else
-    /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only. `client_name` is
-    shown to people. `timeout_s` is the deadline of this call and the default one of every later call.
-    `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see Harbor.next_warm_task.
+    `target` is "unix:/path", a path (text with a "/", or a pathlib one) or "host:port"; None means the variable
+    KVHARBOR_SOCKET, else /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only.
+    `client_name` is shown to people. `timeout_s` is the deadline of this call and the default one of every later
+    call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see
+    Harbor.next_warm_task.
 
-    Raises ServiceUnreachable at once when nobody listens there.
+    Raises ServiceUnreachable at once when nobody listens there, or this process may not connect.
     """
     link = Link(
         address.parse(target), client_name=client_name, timeout_s=timeout_s, accepts_warm_tasks=accepts_warm_tasks

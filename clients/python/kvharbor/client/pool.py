@@ -112,6 +112,7 @@ class Pool(PoolHandle):
         self.descriptor = memory.descriptor
         self.views = memory.views
         self.block_tokens = memory.descriptor.layout.block_tokens
+        self.sequences = releases.LiveSequences()
 
     def allocate(
         self,
@@ -165,7 +166,11 @@ class Pool(PoolHandle):
     def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
         """Ends the session's sequences of a request_id or of a group; returns how many that were."""
         item = releases.item(request_id, group)
-        return releases.sequence_count(self.link.run(self.calls.release([item])))
+        named = self.sequences.named(item)
+        count = releases.sequence_count(self.link.run(self.calls.release([item])))
+        for sequence in named:
+            sequence.ended = True
+        return count
 
     def warmup(
         self,

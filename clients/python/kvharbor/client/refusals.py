@@ -88,6 +88,14 @@ def unreachable(address: str, cause: object) -> errors.ServiceUnreachable:
     )
 
 
+def forbidden(path: str) -> errors.ServiceUnreachable:
+    """Returns the error for a socket that this process may not connect to."""
+    return errors.ServiceUnreachable(
+        f"may not connect to {path}: run as its user or group, or set socket_mode and socket_group of the service",
+        metadata={"address": path},
+    )
+
+
 def _refusal(
     reason: str,
     message: str | None,

@@ -1,9 +1,30 @@
 """Releases by request_id or group."""
 
+import weakref
+
 from kvharbor.client import refusals
 from kvharbor.client.calls import request
 from kvharbor.client.errors import InvalidField
+from kvharbor.client.sequence_state import SequenceState
 from kvharbor.v1 import cache_service_pb2 as cache
+
+
+class LiveSequences:
+    """A pool's sequences that somebody here still has, for those that a release by name ends."""
+
+    def __init__(self) -> None:
+        self._sequences: weakref.WeakValueDictionary[int, SequenceState] = weakref.WeakValueDictionary()
+
+    def add(self, sequence: SequenceState) -> None:
+        """Knows a sequence as long as somebody else does."""
+        self._sequences[id(sequence)] = sequence
+
+    def named(self, item: cache.ReleaseItem) -> list[SequenceState]:
+        """Returns those that `item` means. Ask before the call: a sequence that comes during it may outlive it."""
+        field = item.WhichOneof("target")
+        # In one step, as other threads add theirs meanwhile.
+        known = [sequence for reference in self._sequences.valuerefs() if (sequence := reference()) is not None]
+        return [sequence for sequence in known if field and getattr(sequence, field) == getattr(item, field)]
 
 
 def item(request_id: str | None, group: str | None) -> cache.ReleaseItem:

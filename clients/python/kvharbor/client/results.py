@@ -187,6 +187,8 @@ class PoolStats:
     waiting_count: int
     counters: PoolCounters
     tenants: tuple[TenantStats, ...]
+    warm_task_waiting_count: int
+    warm_task_filling_count: int
 
 
 @dataclass(frozen=True, slots=True)

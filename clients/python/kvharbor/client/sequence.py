@@ -22,8 +22,13 @@ class Sequence(SequenceState):
     """
 
     def __init__(self, pool: "Pool", message: types_pb2.Sequence) -> None:
-        super().__init__(message, pool.block_tokens)
         self._pool = pool
+        super().__init__(message, pool.block_tokens)
+        pool.sequences.add(self)
+
+    def __del__(self) -> None:
+        if not self.ended and self._pool.link.session_lives:
+            self.warn_forgotten()
 
     def extend(self, token_count: int) -> None:
         """Adds capacity for so many more tokens, in whole blocks.

@@ -4,13 +4,14 @@ cached_tokens <= computed_tokens <= token_count <= capacity_tokens.
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client import refusals
-from kvharbor.client.calls import key_messages, request
+from kvharbor.client.calls import key_messages, request, whole
 from kvharbor.client.errors import HarborError, InvalidField, SequenceEnded, SequenceInDoubt
 from kvharbor.client.results import CommitResult, ExtraKey, Shadow
 from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
@@ -28,6 +29,9 @@ class SequenceState:
     `generations` (uint64) their generations. Both are replaced, never changed in place: a table handed out
     stays what it was. KV may be written at positions [cached_tokens, capacity_tokens).
     """
+
+    ended = True
+    """Whether it was released or handed off by this process; also while it is being made, for `__del__`."""
 
     def __init__(self, message: types_pb2.Sequence, block_tokens: int) -> None:
         self.id = message.sequence_id
@@ -58,8 +62,11 @@ class SequenceState:
     def slots(self, first_token: int, end_token: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Returns where tokens [first_token, end_token) are, as an index: `views.numpy("k", layer)[slots]`.
 
-        Reading through it copies; assigning to it writes in place. Raises InvalidField outside the capacity.
+        Reading through it copies; assigning to it writes in place. Raises InvalidField outside the capacity,
+        SequenceEnded after release or hand-off, when the blocks may be others' already, and SequenceInDoubt [C5].
         """
+        self.require_usable()
+        first_token, end_token = whole("first_token", first_token), whole("end_token", end_token)
         if not 0 <= first_token <= end_token <= self.capacity_tokens:
             raise InvalidField.of(
                 "tokens",
@@ -101,7 +108,7 @@ class SequenceState:
     def extend_item(self, token_count: int) -> cache.ExtendItem:
         """Asks for capacity for so many more tokens than it has."""
         self.require_usable()
-        if token_count < 0:
+        if whole("token_count", token_count) < 0:
             raise InvalidField.of("token_count", token_count, limit="at least 0", remedy="capacity never shrinks")
         return request(cache.ExtendItem, sequence_id=self.id, capacity_tokens=self.capacity_tokens + token_count)
 
@@ -153,6 +160,16 @@ class SequenceState:
         if result.status.code:
             raise refusals.from_item(result.status)
         self.ended = True
+
+    def warn_forgotten(self) -> None:
+        """Says where the last name of a sequence went that nobody has released; for `__del__`, so it asks nobody."""
+        warnings.warn(
+            f"sequence {self.id} was not released: its blocks are held until the session ends; release it, "
+            f"or leave its `with`",
+            ResourceWarning,
+            stacklevel=3,
+            source=self,
+        )
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from importlib import metadata
 from google.protobuf.message import DecodeError
 
 from kvharbor.client import refusals
+from kvharbor.client.calls import request
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, ServiceBug, SessionLost
 from kvharbor.v1 import side_pb2, types_pb2
 
@@ -64,8 +65,8 @@ class SideSocket:
     ) -> tuple["SideSocket", Session]:
         """Connects and opens a session.
 
-        Raises ServiceUnreachable when nobody listens at `path`, DeadlineExceeded, or what the service refuses
-        the hello with.
+        Raises ServiceUnreachable when nobody listens at `path` or this process may not connect, DeadlineExceeded,
+        or what the service refuses the hello with.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # The kernel's own timeout: with Python's the socket does not block, and where many workers connect at
@@ -80,6 +81,9 @@ class SideSocket:
         except BlockingIOError:
             connection.close()
             raise DeadlineExceeded(f"{path} took no connection in {timeout_s:g} s: the service is overloaded") from None
+        except PermissionError:
+            connection.close()
+            raise refusals.forbidden(path) from None
         except OSError as failure:
             connection.close()
             raise refusals.unreachable(path, failure.strerror or failure) from None
@@ -155,7 +159,8 @@ class SideSocket:
         self._noticed.close()
 
     def _hello(self, client_name: str, accepts_warm_tasks: bool) -> Session:
-        hello = side_pb2.Hello(
+        hello = request(
+            side_pb2.Hello,
             client_name=client_name,
             client_version=_client_version(),
             api_versions=[API_VERSION],

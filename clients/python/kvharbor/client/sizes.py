@@ -5,7 +5,6 @@ import re
 from kvharbor.client.errors import InvalidField
 
 _UNITS = {
-    "": 1,
     "B": 1,
     "KB": 10**3,
     "MB": 10**6,
@@ -22,12 +21,15 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def size_bytes(size: str | int | None, field: str = "size") -> int:
-    """Returns the bytes of "1GiB", "1.5 GB" or a plain number; 0 for None. Raises InvalidField."""
+    """Returns the bytes of "1GiB", "1.5 GB" or an int; 0 for None. Raises InvalidField, for "4096" too."""
     if size is None:
         return 0
     if isinstance(size, int) and size > 0:
         return size
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match and not match[2]:
+        remedy = f"write {match[1]}B for bytes, or e.g. {match[1]}MiB"
+        raise InvalidField.of(field, size, limit="a number and a unit", remedy=remedy)
     if match and (unit := _UNITS.get(match[2].upper())):
         return round(float(match[1]) * unit)
     raise InvalidField.of(

@@ -1,4 +1,4 @@
-"""Token ids as they travel: little-endian uint32 [DESIGN 11: about 1 us for 2,048, a repeated field 50 to 240]."""
+"""Token ids as they travel: little-endian uint32 bytes (docs/decisions/0005)."""
 
 import array
 import sys

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ARENA_FD = 3
 _LENGTH = struct.Struct("<I")
 _TIMEOUT_S = 10.0
+# As shells have it.
+_EXIT_NOT_EXECUTABLE = 126
+_EXIT_NOT_FOUND = 127
 
 
 def execute(
@@ -33,7 +36,8 @@ def execute(
     """Runs COMMAND with a session of its own and the memory of a pool as file descriptor 3.
 
     Its environment has KVHARBOR_SOCKET, KVHARBOR_SESSION_TOKEN (the metadata "kvharbor-session" of its gRPC
-    calls), KVHARBOR_POOL_ID and KVHARBOR_DESCRIPTOR (the pool's PoolDescriptor as JSON).
+    calls), KVHARBOR_POOL_ID and KVHARBOR_DESCRIPTOR (the pool's PoolDescriptor as JSON). The exit status is that
+    of COMMAND; 127 when there is no such command, 126 when it cannot be executed.
     """
     from google.protobuf import json_format
 
@@ -65,13 +69,19 @@ def execute(
         "KVHARBOR_SESSION_TOKEN": token,
         "KVHARBOR_POOL_ID": opened.pool_id,
         "KVHARBOR_DESCRIPTOR": json_format.MessageToJson(
-            attached.attached.descriptor, indent=None, preserving_proto_field_name=True
+            attached.attached.descriptor,
+            indent=None,
+            preserving_proto_field_name=True,
+            # A reader of JSON does not know that zeros are left out: the first span begins at one.
+            always_print_fields_with_no_presence=True,
         ),
     }
     try:
         os.execvpe(command[0], command, environment)
     except OSError as failure:
-        raise CommandError(f"cannot run {command[0]}: {failure.strerror}") from None
+        is_missing = isinstance(failure, FileNotFoundError | NotADirectoryError)
+        status = _EXIT_NOT_FOUND if is_missing else _EXIT_NOT_EXECUTABLE
+        raise CommandError(f"cannot run {command[0]}: {failure.strerror}", status=status) from None
 
 
 def _open_pool(target: str, token: str, name: str) -> "types_pb2.PoolDescriptor":
@@ -94,7 +104,7 @@ def _open_pool(target: str, token: str, name: str) -> "types_pb2.PoolDescriptor"
                         return stub.OpenPool(opening, metadata=metadata, timeout=_TIMEOUT_S).descriptor
                 request.page_token = page.next_page_token
                 if not request.page_token:
-                    raise CommandError(f"no pool {name!r}: a worker has to open it first, with its layout")
+                    raise CommandError(f"no pool is named {name!r}: a worker has to open it first, with its layout")
         except grpc.RpcError as failure:
             raise CommandError(f"cannot open pool {name!r}: {failure.details()}") from None
 

@@ -1,6 +1,8 @@
 """`kvharbor health`: for probes that cannot speak gRPC to a Unix socket."""
 
+import socket as sockets
 from typing import Annotated
+from urllib.parse import unquote
 
 import typer
 
@@ -19,6 +21,7 @@ def health(
     from kvharbor.client import address
 
     target = address.parse(socket).target
+    _require_listener(target, timeout_s)
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
@@ -29,3 +32,24 @@ def health(
     typer.echo(state)
     if state != "SERVING":
         raise typer.Exit(1)
+
+
+def _require_listener(target: str, timeout_s: float) -> None:
+    """Raises CommandError for a Unix socket that cannot be connected to: gRPC only knows that time has run out."""
+    if not target.startswith("unix:"):
+        return
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(unquote(target.removeprefix("unix:")))
+        except FileNotFoundError:
+            why = "there is no such socket; start `kvharbor serve`, or name its socket"
+        except PermissionError:
+            why = "permission denied; see the settings socket_mode and socket_group"
+        except ConnectionRefusedError:
+            why = "nobody listens there; start `kvharbor serve` again"
+        except OSError as failure:
+            why = failure.strerror or str(failure)
+        else:
+            return
+    raise CommandError(f"no answer at {target}: {why}")

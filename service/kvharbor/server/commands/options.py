@@ -24,7 +24,7 @@ TokensOption = Annotated[
         "white space, ids as text.",
     ),
 ]
-IdsOption = Annotated[str | None, typer.Option("--ids", help="The tokens themselves: 1,2,3")]
+IdsOption = Annotated[str | None, typer.Option("--ids", help='The tokens themselves: 1,2,3 or "1 2 3".')]
 VersionOption = Annotated[str, typer.Option("--version", help="Part of the namespace: version of the weights.")]
 AdapterOption = Annotated[str, typer.Option("--adapter", help="Part of the namespace: adapter.")]
 SaltFileOption = Annotated[

@@ -107,7 +107,7 @@ def _outlook(warmed: "WarmOrder") -> str:
     if not warmed.task_pending:
         return ": their task has ended, see the log of the service"
     if not warmed.accepting_session_count:
-        return ": no attached engine accepts warm tasks, theirs waits for one"
+        return ": no attached engine accepts warm tasks; the task for the missing tokens waits for one"
     return ": an engine is to compute them"
 
 

@@ -4,36 +4,42 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 _Text = str | None
 
 
+def _flag(meaning: str, default: str) -> Any:
+    # The settings have their defaults, but are not imported for help; a test keeps these the same.
+    return typer.Option(help=f"{meaning} Default: {default}.")
+
+
 def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings. Also KVHARBOR_CONFIG.")] = None,
-    socket: Annotated[_Text, typer.Option(help="Path of the Unix socket for gRPC.")] = None,
-    socket_mode: Annotated[_Text, typer.Option(help="File mode of the sockets, e.g. 0660.")] = None,
-    socket_group: Annotated[_Text, typer.Option(help="Group of the sockets.")] = None,
-    listen: Annotated[_Text, typer.Option(help="HOST:PORT for gRPC over TCP beside the socket; port 0: any.")] = None,
-    memory: Annotated[_Text, typer.Option(help="Memory for all pools: 2GiB, 2GB or 80%.")] = None,
-    warm_budget_ratio: Annotated[_Text, typer.Option(help="Part of a pool that warm pins may hold.")] = None,
-    min_reuse_tokens: Annotated[_Text, typer.Option(help="Matches shorter than this are not reused.")] = None,
-    anonymous_tenant: Annotated[_Text, typer.Option(help="Tenant of callers without a session.")] = None,
-    handoff_ttl_s: Annotated[_Text, typer.Option(help="Seconds that a hand-off waits for its Adopt.")] = None,
-    hello_timeout_s: Annotated[_Text, typer.Option(help="Seconds that a side socket has to say hello.")] = None,
-    watch_backlog: Annotated[_Text, typer.Option(help="Events kept a pool for watchers, e.g. 4MiB.")] = None,
-    watch_progress_s: Annotated[_Text, typer.Option(help="Seconds after which an idle watch gets progress.")] = None,
-    max_message_bytes: Annotated[_Text, typer.Option(help="Largest gRPC message.")] = None,
-    max_sessions: Annotated[_Text, typer.Option(help="Side sockets open at a time.")] = None,
-    grace_s: Annotated[_Text, typer.Option(help="Seconds that calls in flight have at shutdown.")] = None,
-    log_level: Annotated[_Text, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[_Text, typer.Option(help="json or console.")] = None,
+    socket: Annotated[_Text, _flag("Path of the Unix socket for gRPC.", "/run/kvharbor/kvharbor.sock")] = None,
+    socket_mode: Annotated[_Text, _flag("File mode of the sockets, octal.", "0600")] = None,
+    socket_group: Annotated[_Text, _flag("Group of the sockets.", "that of the process")] = None,
+    listen: Annotated[_Text, _flag("HOST:PORT for gRPC over TCP beside the socket; port 0: any.", "none")] = None,
+    memory: Annotated[_Text, _flag("Memory for all pools: 2GiB, 2GB, or a share of what there is.", "80%")] = None,
+    warm_budget_ratio: Annotated[_Text, _flag("Part of a pool that warm pins may hold.", "0.25")] = None,
+    min_reuse_tokens: Annotated[_Text, _flag("Matches shorter than this are not reused.", "0")] = None,
+    anonymous_tenant: Annotated[_Text, _flag("Tenant of callers without a session.", "none")] = None,
+    handoff_ttl_s: Annotated[_Text, _flag("Seconds that a hand-off waits for its Adopt.", "30")] = None,
+    hello_timeout_s: Annotated[_Text, _flag("Seconds that a side socket has to say hello.", "5")] = None,
+    watch_backlog: Annotated[_Text, _flag("Events kept a pool for watchers.", "4MiB")] = None,
+    watch_progress_s: Annotated[_Text, _flag("Seconds after which an idle watch gets progress.", "5")] = None,
+    max_message_bytes: Annotated[_Text, _flag("Largest gRPC message.", "16777216")] = None,
+    max_sessions: Annotated[_Text, _flag("Side sockets open at a time.", "1024")] = None,
+    grace_s: Annotated[_Text, _flag("Seconds that calls in flight have at shutdown.", "5")] = None,
+    log_level: Annotated[_Text, _flag("debug, info, warning or error.", "info")] = None,
+    log_format: Annotated[_Text, _flag("json or console.", "json")] = None,
 ) -> None:
     """Owns the memory and serves it, until SIGTERM.
 
-    Flags win over the environment (KVHARBOR_NAME), that over the file, that over the defaults.
+    Flags win over the environment (KVHARBOR_NAME), that over the file, that over the defaults. The tables pools
+    and tenants and the list admin_uids have no flag: they belong in the file.
     """
     flags = {name: value for name, value in locals().items() if name != "config"}
     # Until the service handles signals itself, SIGTERM unwinds what has been set up so far.

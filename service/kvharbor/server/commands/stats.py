@@ -13,6 +13,7 @@ from kvharbor.server.sizes import format_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from kvharbor.client import Harbor
     from kvharbor.client.results import PoolStats, ServiceStats
 
 _CLASSES = ("free", "reserved", "active", "cached", "warm", "quarantined")
@@ -29,13 +30,14 @@ def stats(
 
     Every block is in one class: free; reserved (held, not committed); active (committed and held); cached
     (committed, held by nobody: evictable, still a hit); warm (pinned); quarantined (left by a lost session).
+    The sessions are those of others: this command's own is not counted.
     """
     with connected(socket) as harbor:
         if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(harbor.stats(pool))))
+            typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool))))
             while watch:
                 time.sleep(interval_s)
-                typer.echo(json.dumps(dataclasses.asdict(harbor.stats(pool))))
+                typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool))))
             return
 
         from rich.console import Console
@@ -43,20 +45,28 @@ def stats(
 
         console = Console()
         if not watch:
-            console.print(_table(harbor.stats(pool)))
+            console.print(_table(_snapshot(harbor, pool)))
             return
-        with Live(_table(harbor.stats(pool)), console=console, auto_refresh=False) as live:
+        with Live(_table(_snapshot(harbor, pool)), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
-                live.update(_table(harbor.stats(pool)), refresh=True)
+                live.update(_table(_snapshot(harbor, pool)), refresh=True)
+
+
+def _snapshot(harbor: "Harbor", pool: str | None) -> "ServiceStats":
+    snapshot = harbor.stats(pool)
+    # Over TCP the command has no session.
+    own_count = 1 if harbor.session_id else 0
+    return dataclasses.replace(snapshot, session_count=snapshot.session_count - own_count)
 
 
 def _table(snapshot: "ServiceStats") -> "RenderableType":
     from rich.table import Table
 
+    sessions = "1 session" if snapshot.session_count == 1 else f"{snapshot.session_count:,} sessions"
     if not snapshot.pools:
-        return f"no pools; {snapshot.session_count} sessions"
-    table = Table(title=f"{snapshot.session_count} sessions", title_justify="left")
+        return f"no pools; {sessions}"
+    table = Table(title=sessions, title_justify="left")
     table.add_column("")
     for pool in snapshot.pools:
         table.add_column(pool.name, justify="right")
@@ -82,6 +92,7 @@ def _cells(pool: "PoolStats") -> dict[str, str]:
         "sequences": f"{pool.sequence_count:,}",
         "waiting": f"{pool.waiting_count:,}",
         "pins": f"{pool.pin_count:,}",
+        "warm tasks": f"{pool.warm_task_waiting_count:,} waiting, {pool.warm_task_filling_count:,} filling",
         "prompt tokens": f"{prompt_tokens:,}",
         "reused tokens": f"{counters.reused_token_count:,}{reused}",
         "evicted blocks": f"{counters.evicted_block_count:,}",

@@ -6,6 +6,7 @@ import time
 from typing import Self
 
 from kvharbor.client import address, answers, calls, channel
+from kvharbor.client.aio.connecting import Connecting
 from kvharbor.client.aio.link import Link
 from kvharbor.client.aio.pool import Pool, PoolHandle
 from kvharbor.client.aio.sequence import Sequence
@@ -16,26 +17,34 @@ from kvharbor.client.sizes import size_bytes
 from kvharbor.gpumem import Layout
 
 
-async def connect(
-    target: str | None = None,
+def connect(
+    target: address.Target = None,
     *,
     client_name: str = "",
     timeout_s: float = channel.DEFAULT_TIMEOUT_S,
     accepts_warm_tasks: bool = False,
-) -> "Harbor":
+) -> "Connecting[Harbor]":
     """Opens a session with the service at `target`, which lives until close or the end of this process.
 
-    `target` is "unix:/path", an absolute path, or "host:port"; None means the variable KVHARBOR_SOCKET, else
-    /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only. `client_name` is
-    shown to people. `timeout_s` is the deadline of this call and the default one of every later call.
-    `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see Harbor.next_warm_task.
+    `await` it for a Harbor to close, or `async with` it for one that is closed at the end of the block.
 
-    Raises ServiceUnreachable at once when nobody listens there.
+    `target` is "unix:/path", a path (text with a "/", or a pathlib one) or "host:port"; None means the variable
+    KVHARBOR_SOCKET, else /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only.
+    `client_name` is shown to people. `timeout_s` is the deadline of this call and the default one of every later
+    call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see
+    Harbor.next_warm_task.
+
+    Raises ServiceUnreachable at once when nobody listens there, or this process may not connect.
     """
-    link = await Link.open(
-        address.parse(target), client_name=client_name, timeout_s=timeout_s, accepts_warm_tasks=accepts_warm_tasks
-    )
-    return Harbor(link)
+
+    async def opened() -> Harbor:
+        place = address.parse(target)
+        link = await Link.open(
+            place, client_name=client_name, timeout_s=timeout_s, accepts_warm_tasks=accepts_warm_tasks
+        )
+        return Harbor(link)
+
+    return Connecting(opened())
 
 
 class Harbor:

@@ -88,6 +88,11 @@ class Link:
         self.require_open()
         return Watch(self._cache.Watch(request, metadata=self._metadata), self, request.start_revision)
 
+    @property
+    def session_lives(self) -> bool:
+        """Whether there is a session that has not ended, as far as is known here; asks nobody."""
+        return not self.closed and self.side is not None and not self.side.lost
+
     def require_open(self) -> None:
         """Raises HarborClosed after close, and in a fork of the process that opened the session."""
         if self.closed:

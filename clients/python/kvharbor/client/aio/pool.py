@@ -112,6 +112,7 @@ class Pool(PoolHandle):
         self.descriptor = memory.descriptor
         self.views = memory.views
         self.block_tokens = memory.descriptor.layout.block_tokens
+        self.sequences = releases.LiveSequences()
 
     async def allocate(
         self,
@@ -166,7 +167,11 @@ class Pool(PoolHandle):
     async def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
         """Ends the session's sequences of a request_id or of a group; returns how many that were."""
         item = releases.item(request_id, group)
-        return releases.sequence_count(await self.link.run(self.calls.release([item])))
+        named = self.sequences.named(item)
+        count = releases.sequence_count(await self.link.run(self.calls.release([item])))
+        for sequence in named:
+            sequence.ended = True
+        return count
 
     async def warmup(
         self,

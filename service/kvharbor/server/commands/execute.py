@@ -4,7 +4,6 @@ The command inherits the memory as descriptor 3, and the side socket: the sessio
 every process that it leaves behind are gone.
 """
 
-import fcntl
 import os
 import socket as sockets
 import struct
@@ -39,6 +38,7 @@ def execute(
     calls), KVHARBOR_POOL_ID and KVHARBOR_DESCRIPTOR (the pool's PoolDescriptor as JSON). The exit status is that
     of COMMAND; 127 when there is no such command, 126 when it cannot be executed.
     """
+    _reserve_arena_fd()
     from google.protobuf import json_format
 
     from kvharbor.client import address
@@ -136,14 +136,21 @@ def _rest(side: sockets.socket, size_bytes: int) -> bytes:
     return bytes(received)
 
 
+def _reserve_arena_fd() -> None:
+    """Takes number ARENA_FD before gRPC's threads open anything.
+
+    To put the memory at a number that another thread is just being given fails with EBUSY, and at one that it has
+    been given would pull that away.
+    """
+    placeholder = os.open(os.devnull, os.O_RDONLY)
+    if placeholder != ARENA_FD:
+        os.dup2(placeholder, ARENA_FD)
+        os.close(placeholder)
+
+
 def _inherit(side: sockets.socket, arena: int) -> None:
-    """Leaves exactly two descriptors to the command: the memory as ARENA_FD, the side socket above it."""
+    """Leaves exactly two descriptors to the command: the memory as ARENA_FD, and the side socket."""
     side.settimeout(None)
-    # Either may be number 3 now, so both move up before the memory takes its place.
-    kept_arena = fcntl.fcntl(arena, fcntl.F_DUPFD_CLOEXEC, ARENA_FD + 1)
-    kept_side = fcntl.fcntl(side.fileno(), fcntl.F_DUPFD, ARENA_FD + 1)
-    os.set_inheritable(kept_side, True)
-    side.close()
+    os.set_inheritable(side.detach(), True)
+    os.dup2(arena, ARENA_FD, inheritable=True)
     os.close(arena)
-    os.dup2(kept_arena, ARENA_FD, inheritable=True)
-    os.close(kept_arena)

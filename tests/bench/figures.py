@@ -63,8 +63,5 @@ def show(figures: list[Figure]) -> None:
 def write(figures: list[Figure], path: Path) -> None:
     """Writes the list as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = [
-        {name: value for name, value in dataclasses.asdict(figure).items() if name != "aim" or value is not None}
-        for figure in figures
-    ]
+    entries = [dataclasses.asdict(figure) for figure in figures]
     path.write_text(json.dumps(entries, indent=2) + "\n")

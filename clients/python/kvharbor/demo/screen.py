@@ -25,8 +25,8 @@ def show_served(console: Console, number: int, one: Served) -> None:
     """Prints one answered request."""
     kind = "[cyan]cold[/]" if not one.reused_tokens else "[green]warm[/]"
     console.print(
-        f"[bold]{number}[/] {one.worker} {kind}  prompt {len(one.prompt_ids)} = reused {one.reused_tokens}"
-        f" + computed {one.computed_tokens} tokens, first token after [bold]{one.ttft_s * 1000:.0f} ms[/]"
+        f"[bold]{number}[/] {one.worker} {kind}  prompt {len(one.prompt_ids)}: {one.reused_tokens} reused,"
+        f" {one.computed_tokens} computed; first token [bold]{one.ttft_s * 1000:.0f} ms[/]"
     )
     console.print(f"  Q {one.question}", style="dim", markup=False)
     console.print(f"  A {one.answer}", markup=False)

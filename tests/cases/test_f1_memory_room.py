@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,17 +57,21 @@ class Cgroup:
         lines = (self.path / name).read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill")
 
-    def run(self, *arguments: str) -> dict[str, object]:
-        """Runs CHILD in this cgroup, from its first instruction on; returns what it printed."""
+    def execute(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Runs a command in this cgroup, from its first instruction on, to its end."""
         enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-        done = subprocess.run(
-            ["sh", "-c", enter, str(self.path), sys.executable, "-c", CHILD, *arguments],
+        return subprocess.run(
+            ["sh", "-c", enter, str(self.path), *command],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
+
+    def run(self, *arguments: str) -> dict[str, object]:
+        """Runs CHILD in this cgroup; returns what it printed."""
+        done = self.execute(sys.executable, "-c", CHILD, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         printed: dict[str, object] = json.loads(done.stdout)
         return printed
@@ -133,4 +138,18 @@ def test_f1_an_arena_that_exactly_fits_starts_and_every_byte_can_be_touched(cgro
     report = cgroup.run("0")
     assert report["reserved_bytes"] == report["size_bytes"]
     assert int(str(report["size_bytes"])) > LIMIT_BYTES // 4
+    assert cgroup.kill_count() == 0
+
+
+def test_f1_a_service_over_the_limit_does_not_start(cgroup: Cgroup, tmp_path: Path) -> None:
+    """F1: one line names what is needed, what is there and which cgroup sets the limit; no file is left."""
+    flags = [f"--socket={tmp_path}/kv.sock", "--memory=1GiB"]
+    start_s = time.monotonic()
+    done = cgroup.execute(sys.executable, "-m", "kvharbor.server.cli", "serve", *flags)
+    assert time.monotonic() - start_s < 5
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"needs {2**30} bytes" in line
+    assert str(cgroup.path) in line
+    assert list(tmp_path.iterdir()) == []
     assert cgroup.kill_count() == 0

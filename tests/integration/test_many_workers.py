@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
+from conftest import StartService
 from integration.client_worker import LAYOUT, pool_size
 from integration.sharing_worker import Given, SharingWorker, share
 from kvharbor.client import PoolStats, connect
@@ -97,15 +98,21 @@ class Crowd:
 
 
 @pytest.fixture
-def crowd(shared_service: ServiceProcess) -> Iterator[Crowd]:
+def service(start_fresh: StartService) -> ServiceProcess:
+    """A service in which a hand-off soon ends: of one whose worker is killed before it tells, nobody has the token."""
+    return start_fresh(handoff_ttl_s="2")
+
+
+@pytest.fixture
+def crowd(service: ServiceProcess) -> Iterator[Crowd]:
     """Workers yet to be started."""
-    crowd = Crowd(shared_service.target)
+    crowd = Crowd(service.target)
     yield crowd
     crowd.end()
 
 
 def settled(target: str) -> PoolStats:
-    """Returns the counts once nothing is held any more, or after a time in which all sessions must have ended."""
+    """Returns the counts once nothing is held any more, or after a time in which all hand-offs must have ended."""
     deadline = time.monotonic() + DEADLINE_S
     with connect(target) as harbor:
         while True:
@@ -124,9 +131,9 @@ def held(stats: PoolStats) -> tuple[int, int, int, int]:
     )
 
 
-def test_every_hit_has_the_bytes_of_its_tokens_while_workers_die(crowd: Crowd, shared_service: ServiceProcess) -> None:
+def test_every_hit_has_the_bytes_of_its_tokens_while_workers_die(crowd: Crowd, service: ServiceProcess) -> None:
     """G1, G2, G3, G6: through eviction, forks, hand-offs, shadows and kill -9; in the end nothing is held."""
-    target = shared_service.target
+    target = service.target
     with connect(target) as harbor:
         harbor.open_pool(POOL, LAYOUT, pool_size(BLOCK_COUNT))
     for _ in range(WORKER_COUNT):

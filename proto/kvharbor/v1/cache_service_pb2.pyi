@@ -173,19 +173,28 @@ class ExtendItem(google.protobuf.message.Message):
 
     SEQUENCE_ID_FIELD_NUMBER: builtins.int
     CAPACITY_TOKENS_FIELD_NUMBER: builtins.int
+    KNOWN_BLOCK_COUNT_FIELD_NUMBER: builtins.int
     sequence_id: builtins.str
     """The handle."""
     capacity_tokens: builtins.int
     """Room that the table shall have, in tokens from the start of the sequence.
     Less than or equal to what it has: nothing to do.
     """
+    known_block_count: builtins.int
+    """Blocks of the table that the caller knows of: `added` has those behind.
+    Unset: all that the service knows of. Set it to repeat a call whose reply
+    was lost.
+    """
     def __init__(
         self,
         *,
         sequence_id: builtins.str = ...,
         capacity_tokens: builtins.int = ...,
+        known_block_count: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capacity_tokens", b"capacity_tokens", "sequence_id", b"sequence_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_known_block_count", b"_known_block_count", "known_block_count", b"known_block_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_known_block_count", b"_known_block_count", "capacity_tokens", b"capacity_tokens", "known_block_count", b"known_block_count", "sequence_id", b"sequence_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_known_block_count", b"_known_block_count"]) -> typing.Literal["known_block_count"] | None: ...
 
 Global___ExtendItem: typing_extensions.TypeAlias = ExtendItem
 
@@ -276,12 +285,19 @@ class CommitItem(google.protobuf.message.Message):
     EXTRA_KEYS_FIELD_NUMBER: builtins.int
     WRITTEN_FIELD_NUMBER: builtins.int
     SWITCHED_POSITIONS_FIELD_NUMBER: builtins.int
+    KNOWN_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     sequence_id: builtins.str
     """The handle."""
     computed_tokens: builtins.int
     """KV of so many leading tokens is written and visible."""
     new_token_ids: builtins.bytes
     """Tokens known since the last call, appended after token_count."""
+    known_token_count: builtins.int
+    """Tokens that the caller knows the sequence to have, before new_token_ids.
+    Set it to be able to repeat a call whose reply was lost: what has taken
+    effect already has none twice, and the result has the shadows again. It
+    cannot be skipped over: neither state fits, CURSOR_OUT_OF_RANGE.
+    """
     @property
     def extra_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ExtraKey]:
         """Extra keys of the new tokens, in order."""
@@ -308,9 +324,11 @@ class CommitItem(google.protobuf.message.Message):
         extra_keys: collections.abc.Iterable[kvharbor.v1.types_pb2.ExtraKey] | None = ...,
         written: kvharbor.v1.types_pb2.BlockTable | None = ...,
         switched_positions: collections.abc.Iterable[builtins.int] | None = ...,
+        known_token_count: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["written", b"written"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "extra_keys", b"extra_keys", "new_token_ids", b"new_token_ids", "sequence_id", b"sequence_id", "switched_positions", b"switched_positions", "written", b"written"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_known_token_count", b"_known_token_count", "known_token_count", b"known_token_count", "written", b"written"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_known_token_count", b"_known_token_count", "computed_tokens", b"computed_tokens", "extra_keys", b"extra_keys", "known_token_count", b"known_token_count", "new_token_ids", b"new_token_ids", "sequence_id", b"sequence_id", "switched_positions", b"switched_positions", "written", b"written"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_known_token_count", b"_known_token_count"]) -> typing.Literal["known_token_count"] | None: ...
 
 Global___CommitItem: typing_extensions.TypeAlias = CommitItem
 
@@ -544,17 +562,37 @@ class AdoptResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    COMMITTED_TOKENS_FIELD_NUMBER: builtins.int
+    TAIL_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    EXTRA_KEYS_FIELD_NUMBER: builtins.int
+    committed_tokens: builtins.int
+    """Tokens in published blocks."""
+    tail_token_ids: builtins.bytes
+    """Tokens from there to token_count: what Resume would need."""
     @property
     def sequence(self) -> kvharbor.v1.types_pb2.Sequence:
         """The sequence."""
+
+    @property
+    def namespace(self) -> kvharbor.v1.types_pb2.NamespaceKey:
+        """Parts of the namespace, as at its Allocate."""
+
+    @property
+    def extra_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ExtraKey]:
+        """Extra keys of these, in order."""
 
     def __init__(
         self,
         *,
         sequence: kvharbor.v1.types_pb2.Sequence | None = ...,
+        namespace: kvharbor.v1.types_pb2.NamespaceKey | None = ...,
+        committed_tokens: builtins.int = ...,
+        tail_token_ids: builtins.bytes = ...,
+        extra_keys: collections.abc.Iterable[kvharbor.v1.types_pb2.ExtraKey] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sequence", b"sequence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["namespace", b"namespace", "sequence", b"sequence"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_tokens", b"committed_tokens", "extra_keys", b"extra_keys", "namespace", b"namespace", "sequence", b"sequence", "tail_token_ids", b"tail_token_ids"]) -> None: ...
 
 Global___AdoptResponse: typing_extensions.TypeAlias = AdoptResponse
 
@@ -658,6 +696,140 @@ class ReleaseResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["already_released", b"already_released", "released_sequence_count", b"released_sequence_count", "status", b"status"]) -> None: ...
 
 Global___ReleaseResult: typing_extensions.TypeAlias = ReleaseResult
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    """Sequences of one pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    SEQUENCES_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool."""
+    complete: builtins.bool
+    """Whether this is the last of these calls for the pool."""
+    @property
+    def sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldSequence]:
+        """Each once. Independent of one another."""
+
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+        sequences: collections.abc.Iterable[Global___HeldSequence] | None = ...,
+        complete: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "pool_id", b"pool_id", "sequences", b"sequences"]) -> None: ...
+
+Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
+
+@typing.final
+class HeldSequence(google.protobuf.message.Message):
+    """One sequence as its owner has it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    COMMITTED_TOKENS_FIELD_NUMBER: builtins.int
+    TAIL_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    EXTRA_KEYS_FIELD_NUMBER: builtins.int
+    PIN_NAME_FIELD_NUMBER: builtins.int
+    committed_tokens: builtins.int
+    """Leading tokens that commits have reported as committed; whole blocks."""
+    tail_token_ids: builtins.bytes
+    """Tokens from there to sequence.token_count."""
+    pin_name: builtins.str
+    """Name of the warm pin that it fills. May be empty."""
+    @property
+    def sequence(self) -> kvharbor.v1.types_pb2.Sequence:
+        """Handle, table, cursors, request_id and group."""
+
+    @property
+    def namespace(self) -> kvharbor.v1.types_pb2.NamespaceKey:
+        """Parts of the namespace, as at its Allocate."""
+
+    @property
+    def extra_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ExtraKey]:
+        """Extra keys of these, in order."""
+
+    def __init__(
+        self,
+        *,
+        sequence: kvharbor.v1.types_pb2.Sequence | None = ...,
+        namespace: kvharbor.v1.types_pb2.NamespaceKey | None = ...,
+        committed_tokens: builtins.int = ...,
+        tail_token_ids: builtins.bytes = ...,
+        extra_keys: collections.abc.Iterable[kvharbor.v1.types_pb2.ExtraKey] | None = ...,
+        pin_name: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["namespace", b"namespace", "sequence", b"sequence"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_tokens", b"committed_tokens", "extra_keys", b"extra_keys", "namespace", b"namespace", "pin_name", b"pin_name", "sequence", b"sequence", "tail_token_ids", b"tail_token_ids"]) -> None: ...
+
+Global___HeldSequence: typing_extensions.TypeAlias = HeldSequence
+
+@typing.final
+class ResumeResponse(google.protobuf.message.Message):
+    """One result an item, in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    RELEASED_BLOCK_COUNT_FIELD_NUMBER: builtins.int
+    released_block_count: builtins.int
+    """Sequences and reserved blocks that were given back, with `complete`."""
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ResumeResult]:
+        """In order of the items."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[Global___ResumeResult] | None = ...,
+        released_block_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["released_block_count", b"released_block_count", "results", b"results"]) -> None: ...
+
+Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse
+
+@typing.final
+class ResumeResult(google.protobuf.message.Message):
+    """One sequence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    COMMITTED_TOKENS_FIELD_NUMBER: builtins.int
+    SHADOWS_FIELD_NUMBER: builtins.int
+    committed_tokens: builtins.int
+    """Tokens in published blocks."""
+    @property
+    def status(self) -> kvharbor.v1.types_pb2.ItemStatus:
+        """The outcome. Other than OK: the sequence is lost and its handle ended."""
+
+    @property
+    def sequence(self) -> kvharbor.v1.types_pb2.Sequence:
+        """Its state now."""
+
+    @property
+    def shadows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shadow]:
+        """Every shadow in its table."""
+
+    def __init__(
+        self,
+        *,
+        status: kvharbor.v1.types_pb2.ItemStatus | None = ...,
+        sequence: kvharbor.v1.types_pb2.Sequence | None = ...,
+        committed_tokens: builtins.int = ...,
+        shadows: collections.abc.Iterable[Global___Shadow] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sequence", b"sequence", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_tokens", b"committed_tokens", "sequence", b"sequence", "shadows", b"shadows", "status", b"status"]) -> None: ...
+
+Global___ResumeResult: typing_extensions.TypeAlias = ResumeResult
 
 @typing.final
 class WarmupRequest(google.protobuf.message.Message):

@@ -81,6 +81,11 @@ class CacheServiceStub(object):
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/kvharbor.v1.CacheService/Resume',
+                request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Warmup = channel.unary_unary(
                 '/kvharbor.v1.CacheService/Warmup',
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WarmupRequest.SerializeToString,
@@ -159,9 +164,9 @@ class CacheServiceServicer(object):
 
     def Commit(self, request, context):
         """Declares KV written and visible (device streams synchronised) and tokens
-        generated; publishes each block that became full. Idempotent if repeated
-        with equal computed_tokens and no new tokens. Errors an item:
-        SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
+        generated; publishes each block that became full. Idempotent with
+        known_token_count, or with equal computed_tokens and no new tokens. Errors
+        an item: SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
         STALE_GENERATION, SEQUENCE_BUSY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -200,6 +205,19 @@ class CacheServiceServicer(object):
         """Ends sequences. Committed blocks stay cached, the rest is free. Idempotent:
         an already released one is OK. Errors an item: SEQUENCE_NOT_FOUND for a
         handle that this session never had.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with sequences after the service's process was replaced: names what
+        the session still holds, with the cursors as the caller has them now, so
+        that commits it could not send count as sent. May take several calls; what
+        has not been named by the one with `complete` is released. Until then other
+        calls on the pool fail with RESUME_REQUIRED. Idempotent. Errors an item:
+        STALE_GENERATION (not the session's own; the sequence is lost), and as
+        Commit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,6 +329,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.ReleaseRequest.FromString,
                     response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.ResumeRequest.FromString,
+                    response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.ResumeResponse.SerializeToString,
             ),
             'Warmup': grpc.unary_unary_rpc_method_handler(
                     servicer.Warmup,
@@ -549,6 +572,33 @@ class CacheService(object):
             '/kvharbor.v1.CacheService/Release',
             kvharbor_dot_v1_dot_cache__service__pb2.ReleaseRequest.SerializeToString,
             kvharbor_dot_v1_dot_cache__service__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvharbor.v1.CacheService/Resume',
+            kvharbor_dot_v1_dot_cache__service__pb2.ResumeRequest.SerializeToString,
+            kvharbor_dot_v1_dot_cache__service__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

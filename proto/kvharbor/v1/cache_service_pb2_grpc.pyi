@@ -137,6 +137,22 @@ _CacheServiceReleaseType = typing_extensions.TypeVar(
     ],
 )
 
+_CacheServiceResumeType = typing_extensions.TypeVar(
+    '_CacheServiceResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ResumeRequest,
+        kvharbor.v1.cache_service_pb2.ResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ResumeRequest,
+        kvharbor.v1.cache_service_pb2.ResumeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ResumeRequest,
+        kvharbor.v1.cache_service_pb2.ResumeResponse,
+    ],
+)
+
 _CacheServiceWarmupType = typing_extensions.TypeVar(
     '_CacheServiceWarmupType',
     grpc.UnaryUnaryMultiCallable[
@@ -249,7 +265,7 @@ _CacheServiceEvictType = typing_extensions.TypeVar(
     ],
 )
 
-class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceExtendType, _CacheServiceCommitType, _CacheServiceForkType, _CacheServiceHandoffType, _CacheServiceAdoptType, _CacheServiceReleaseType, _CacheServiceWarmupType, _CacheServiceClaimWarmTaskType, _CacheServiceUnwarmType, _CacheServiceLookupType, _CacheServiceStatsType, _CacheServiceWatchType, _CacheServiceEvictType]):
+class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceExtendType, _CacheServiceCommitType, _CacheServiceForkType, _CacheServiceHandoffType, _CacheServiceAdoptType, _CacheServiceReleaseType, _CacheServiceResumeType, _CacheServiceWarmupType, _CacheServiceClaimWarmTaskType, _CacheServiceUnwarmType, _CacheServiceLookupType, _CacheServiceStatsType, _CacheServiceWatchType, _CacheServiceEvictType]):
     """Blocks: who holds which, and what is in them.
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
@@ -293,6 +309,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
         grpc.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.ReleaseRequest,
             kvharbor.v1.cache_service_pb2.ReleaseResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvharbor.v1.cache_service_pb2.ResumeRequest,
+            kvharbor.v1.cache_service_pb2.ResumeResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.WarmupRequest,
@@ -355,6 +375,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
             kvharbor.v1.cache_service_pb2.ReleaseResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            kvharbor.v1.cache_service_pb2.ResumeRequest,
+            kvharbor.v1.cache_service_pb2.ResumeResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.WarmupRequest,
             kvharbor.v1.cache_service_pb2.WarmupResponse,
         ],
@@ -404,9 +428,9 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
 
     Commit: _CacheServiceCommitType
     """Declares KV written and visible (device streams synchronised) and tokens
-    generated; publishes each block that became full. Idempotent if repeated
-    with equal computed_tokens and no new tokens. Errors an item:
-    SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
+    generated; publishes each block that became full. Idempotent with
+    known_token_count, or with equal computed_tokens and no new tokens. Errors
+    an item: SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
     STALE_GENERATION, SEQUENCE_BUSY.
     """
 
@@ -433,6 +457,16 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     """Ends sequences. Committed blocks stay cached, the rest is free. Idempotent:
     an already released one is OK. Errors an item: SEQUENCE_NOT_FOUND for a
     handle that this session never had.
+    """
+
+    Resume: _CacheServiceResumeType
+    """Goes on with sequences after the service's process was replaced: names what
+    the session still holds, with the cursors as the caller has them now, so
+    that commits it could not send count as sent. May take several calls; what
+    has not been named by the one with `complete` is released. Until then other
+    calls on the pool fail with RESUME_REQUIRED. Idempotent. Errors an item:
+    STALE_GENERATION (not the session's own; the sequence is lost), and as
+    Commit.
     """
 
     Warmup: _CacheServiceWarmupType
@@ -509,6 +543,10 @@ CacheServiceAsyncStub: typing_extensions.TypeAlias = CacheServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.cache_service_pb2.ReleaseRequest,
         kvharbor.v1.cache_service_pb2.ReleaseResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.cache_service_pb2.ResumeRequest,
+        kvharbor.v1.cache_service_pb2.ResumeResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.cache_service_pb2.WarmupRequest,
@@ -590,9 +628,9 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvharbor.v1.cache_service_pb2.CommitResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.CommitResponse]]:
         """Declares KV written and visible (device streams synchronised) and tokens
-        generated; publishes each block that became full. Idempotent if repeated
-        with equal computed_tokens and no new tokens. Errors an item:
-        SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
+        generated; publishes each block that became full. Idempotent with
+        known_token_count, or with equal computed_tokens and no new tokens. Errors
+        an item: SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
         STALE_GENERATION, SEQUENCE_BUSY.
         """
 
@@ -639,6 +677,21 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         """Ends sequences. Committed blocks stay cached, the rest is free. Idempotent:
         an already released one is OK. Errors an item: SEQUENCE_NOT_FOUND for a
         handle that this session never had.
+        """
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: kvharbor.v1.cache_service_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvharbor.v1.cache_service_pb2.ResumeResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.ResumeResponse]]:
+        """Goes on with sequences after the service's process was replaced: names what
+        the session still holds, with the cursors as the caller has them now, so
+        that commits it could not send count as sent. May take several calls; what
+        has not been named by the one with `complete` is released. Until then other
+        calls on the pool fail with RESUME_REQUIRED. Idempotent. Errors an item:
+        STALE_GENERATION (not the session's own; the sequence is lost), and as
+        Commit.
         """
 
     @abc.abstractmethod

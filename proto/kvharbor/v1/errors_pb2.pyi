@@ -62,6 +62,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """NOT_FOUND. No warm task of the pool waits to be claimed; others may have
     claimed what there was. Metadata: poolId.
     """
+    ERROR_REASON_SESSION_NOT_FOUND: _ErrorReason.ValueType  # 26
+    """NOT_FOUND. No session of that id lives or waits for the end of its
+    processes. Metadata: sessionId.
+    """
     ERROR_REASON_COMMIT_BACKWARDS: _ErrorReason.ValueType  # 30
     """FAILED_PRECONDITION. computed_tokens went backwards.
     Metadata: sequenceId, computedTokens, requestedTokens.
@@ -101,7 +105,20 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_INSUFFICIENT_MEMORY: _ErrorReason.ValueType  # 39
     """FAILED_PRECONDITION. Not enough memory is left for the pool.
-    Metadata: neededBytes, availableBytes, limitedBy.
+    Metadata: neededBytes, availableBytes, limitedBy; heldBytes and heldBy
+    (process ids) where programs still map memory of an earlier epoch.
+    """
+    ERROR_REASON_RESUME_REQUIRED: _ErrorReason.ValueType  # 40
+    """FAILED_PRECONDITION. The service's process was replaced, and the session
+    has not resumed this pool. Metadata: poolId, remedy.
+    """
+    ERROR_REASON_PEER_UNPROVEN: _ErrorReason.ValueType  # 41
+    """FAILED_PRECONDITION. The kernel gives no proof of which process connects.
+    Metadata: pid, remedy.
+    """
+    ERROR_REASON_RANK_TAKEN: _ErrorReason.ValueType  # 42
+    """FAILED_PRECONDITION. Another member of the session has this rank.
+    Metadata: rank.
     """
     ERROR_REASON_POOL_EXHAUSTED: _ErrorReason.ValueType  # 50
     """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.
@@ -188,6 +205,10 @@ ERROR_REASON_WARM_TASK_NOT_FOUND: ErrorReason.ValueType  # 25
 """NOT_FOUND. No warm task of the pool waits to be claimed; others may have
 claimed what there was. Metadata: poolId.
 """
+ERROR_REASON_SESSION_NOT_FOUND: ErrorReason.ValueType  # 26
+"""NOT_FOUND. No session of that id lives or waits for the end of its
+processes. Metadata: sessionId.
+"""
 ERROR_REASON_COMMIT_BACKWARDS: ErrorReason.ValueType  # 30
 """FAILED_PRECONDITION. computed_tokens went backwards.
 Metadata: sequenceId, computedTokens, requestedTokens.
@@ -227,7 +248,20 @@ Metadata: sequenceId.
 """
 ERROR_REASON_INSUFFICIENT_MEMORY: ErrorReason.ValueType  # 39
 """FAILED_PRECONDITION. Not enough memory is left for the pool.
-Metadata: neededBytes, availableBytes, limitedBy.
+Metadata: neededBytes, availableBytes, limitedBy; heldBytes and heldBy
+(process ids) where programs still map memory of an earlier epoch.
+"""
+ERROR_REASON_RESUME_REQUIRED: ErrorReason.ValueType  # 40
+"""FAILED_PRECONDITION. The service's process was replaced, and the session
+has not resumed this pool. Metadata: poolId, remedy.
+"""
+ERROR_REASON_PEER_UNPROVEN: ErrorReason.ValueType  # 41
+"""FAILED_PRECONDITION. The kernel gives no proof of which process connects.
+Metadata: pid, remedy.
+"""
+ERROR_REASON_RANK_TAKEN: ErrorReason.ValueType  # 42
+"""FAILED_PRECONDITION. Another member of the session has this rank.
+Metadata: rank.
 """
 ERROR_REASON_POOL_EXHAUSTED: ErrorReason.ValueType  # 50
 """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.

@@ -8,7 +8,9 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import kvharbor.v1.side_pb2
 import kvharbor.v1.types_pb2
 import sys
 import typing
@@ -19,6 +21,34 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _SessionState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SessionStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SessionState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SESSION_STATE_UNSPECIFIED: _SessionState.ValueType  # 0
+    """Invalid."""
+    SESSION_STATE_LIVE: _SessionState.ValueType  # 1
+    """May call."""
+    SESSION_STATE_RESUMING: _SessionState.ValueType  # 2
+    """Known from the process before; has still to resume."""
+    SESSION_STATE_ENDING: _SessionState.ValueType  # 3
+    """Ended. What it held waits for the proof that its processes are gone."""
+
+class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
+    """How a session stands. May grow."""
+
+SESSION_STATE_UNSPECIFIED: SessionState.ValueType  # 0
+"""Invalid."""
+SESSION_STATE_LIVE: SessionState.ValueType  # 1
+"""May call."""
+SESSION_STATE_RESUMING: SessionState.ValueType  # 2
+"""Known from the process before; has still to resume."""
+SESSION_STATE_ENDING: SessionState.ValueType  # 3
+"""Ended. What it held waits for the proof that its processes are gone."""
+Global___SessionState: typing_extensions.TypeAlias = SessionState
 
 @typing.final
 class GetServerInfoRequest(google.protobuf.message.Message):
@@ -46,6 +76,9 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
     UPTIME_FIELD_NUMBER: builtins.int
+    RESTART_COUNT_FIELD_NUMBER: builtins.int
+    STALL_COUNT_FIELD_NUMBER: builtins.int
+    STALL_TIME_FIELD_NUMBER: builtins.int
     server_version: builtins.str
     """Version of the service."""
     epoch: builtins.str
@@ -56,6 +89,10 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     """Memory not yet given to a pool."""
     max_message_bytes: builtins.int
     """Largest message it accepts."""
+    restart_count: builtins.int
+    """Processes of this epoch before this one."""
+    stall_count: builtins.int
+    """Times that the process did not run when it should have."""
     @property
     def api_versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """API versions it speaks."""
@@ -66,7 +103,11 @@ class GetServerInfoResponse(google.protobuf.message.Message):
 
     @property
     def uptime(self) -> google.protobuf.duration_pb2.Duration:
-        """Since its start."""
+        """Since the start of this process."""
+
+    @property
+    def stall_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Their sum. Every deadline of the service was put off by as much."""
 
     def __init__(
         self,
@@ -79,9 +120,12 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         memory_available_bytes: builtins.int = ...,
         max_message_bytes: builtins.int = ...,
         uptime: google.protobuf.duration_pb2.Duration | None = ...,
+        restart_count: builtins.int = ...,
+        stall_count: builtins.int = ...,
+        stall_time: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["uptime", b"uptime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "arena_kinds", b"arena_kinds", "epoch", b"epoch", "max_message_bytes", b"max_message_bytes", "memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "server_version", b"server_version", "uptime", b"uptime"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["stall_time", b"stall_time", "uptime", b"uptime"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "arena_kinds", b"arena_kinds", "epoch", b"epoch", "max_message_bytes", b"max_message_bytes", "memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "restart_count", b"restart_count", "server_version", b"server_version", "stall_count", b"stall_count", "stall_time", b"stall_time", "uptime", b"uptime"]) -> None: ...
 
 Global___GetServerInfoResponse: typing_extensions.TypeAlias = GetServerInfoResponse
 
@@ -292,3 +336,236 @@ class CloseSessionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["released_sequence_count", b"released_sequence_count"]) -> None: ...
 
 Global___CloseSessionResponse: typing_extensions.TypeAlias = CloseSessionResponse
+
+@typing.final
+class ListSessionsRequest(google.protobuf.message.Message):
+    """Which page."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most so many; 0 means 50, more than 200 means 200."""
+    page_token: builtins.str
+    """From the page before; empty for the first."""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+Global___ListSessionsRequest: typing_extensions.TypeAlias = ListSessionsRequest
+
+@typing.final
+class ListSessionsResponse(google.protobuf.message.Message):
+    """One page."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty on the last."""
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionInfo]:
+        """In order of session_id."""
+
+    def __init__(
+        self,
+        *,
+        sessions: collections.abc.Iterable[Global___SessionInfo] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "sessions", b"sessions"]) -> None: ...
+
+Global___ListSessionsResponse: typing_extensions.TypeAlias = ListSessionsResponse
+
+@typing.final
+class SessionInfo(google.protobuf.message.Message):
+    """One engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    CLIENT_NAME_FIELD_NUMBER: builtins.int
+    CLIENT_VERSION_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    AGE_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """From Welcome."""
+    tenant: builtins.str
+    """Whose it is."""
+    client_name: builtins.str
+    """From its Hello."""
+    client_version: builtins.str
+    """From its Hello."""
+    state: Global___SessionState.ValueType
+    """How it stands."""
+    cause: builtins.str
+    """Why it ended, for people; empty while it has not."""
+    @property
+    def age(self) -> google.protobuf.duration_pb2.Duration:
+        """Since its Hello."""
+
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionMember]:
+        """Its processes, the leader first."""
+
+    @property
+    def holdings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionHolding]:
+        """What it has in each pool that it has open."""
+
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        client_name: builtins.str = ...,
+        client_version: builtins.str = ...,
+        state: Global___SessionState.ValueType = ...,
+        cause: builtins.str = ...,
+        age: google.protobuf.duration_pb2.Duration | None = ...,
+        members: collections.abc.Iterable[Global___SessionMember] | None = ...,
+        holdings: collections.abc.Iterable[Global___SessionHolding] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["age", b"age"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["age", b"age", "cause", b"cause", "client_name", b"client_name", "client_version", b"client_version", "holdings", b"holdings", "members", b"members", "session_id", b"session_id", "state", b"state", "tenant", b"tenant"]) -> None: ...
+
+Global___SessionInfo: typing_extensions.TypeAlias = SessionInfo
+
+@typing.final
+class SessionMember(google.protobuf.message.Message):
+    """One process of a session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    CONNECTED_FIELD_NUMBER: builtins.int
+    EXITED_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """0: the leader."""
+    mode: kvharbor.v1.side_pb2.MemberMode.ValueType
+    """How it maps."""
+    pid: builtins.int
+    """As the service's PID namespace has it; 0: not in it."""
+    connected: builtins.bool
+    """Whether its side socket is open, in any process."""
+    exited: builtins.bool
+    """Whether the process has exited."""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        mode: kvharbor.v1.side_pb2.MemberMode.ValueType = ...,
+        pid: builtins.int = ...,
+        connected: builtins.bool = ...,
+        exited: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connected", b"connected", "exited", b"exited", "mode", b"mode", "pid", b"pid", "rank", b"rank"]) -> None: ...
+
+Global___SessionMember: typing_extensions.TypeAlias = SessionMember
+
+@typing.final
+class SessionHolding(google.protobuf.message.Message):
+    """What a session has in a pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_COUNT_FIELD_NUMBER: builtins.int
+    PRIVATE_BLOCK_COUNT_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """The pool."""
+    sequence_count: builtins.int
+    """Its sequences."""
+    private_block_count: builtins.int
+    """Their blocks that are not committed: reserved, shadows and quarantined ones."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+        sequence_count: builtins.int = ...,
+        private_block_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id", "private_block_count", b"private_block_count", "sequence_count", b"sequence_count"]) -> None: ...
+
+Global___SessionHolding: typing_extensions.TypeAlias = SessionHolding
+
+@typing.final
+class KillSessionRequest(google.protobuf.message.Message):
+    """Which session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """From ListSessions."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+
+Global___KillSessionRequest: typing_extensions.TypeAlias = KillSessionRequest
+
+@typing.final
+class KillSessionResponse(google.protobuf.message.Message):
+    """What was done."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KILLED_PROCESS_COUNT_FIELD_NUMBER: builtins.int
+    killed_process_count: builtins.int
+    """Processes that were signalled."""
+    def __init__(
+        self,
+        *,
+        killed_process_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["killed_process_count", b"killed_process_count"]) -> None: ...
+
+Global___KillSessionResponse: typing_extensions.TypeAlias = KillSessionResponse
+
+@typing.final
+class UpgradeRequest(google.protobuf.message.Message):
+    """Empty."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___UpgradeRequest: typing_extensions.TypeAlias = UpgradeRequest
+
+@typing.final
+class UpgradeResponse(google.protobuf.message.Message):
+    """The call is answered by the process that ends."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    RESTART_COUNT_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Epoch and restart_count of it: a greater count is the new one."""
+    restart_count: builtins.int
+    """As in GetServerInfo."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        restart_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "restart_count", b"restart_count"]) -> None: ...
+
+Global___UpgradeResponse: typing_extensions.TypeAlias = UpgradeResponse

@@ -70,6 +70,21 @@ class PoolServiceStub(object):
                 request_serializer=kvharbor_dot_v1_dot_pool__service__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.CloseSessionResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/kvharbor.v1.PoolService/ListSessions',
+                request_serializer=kvharbor_dot_v1_dot_pool__service__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.KillSession = channel.unary_unary(
+                '/kvharbor.v1.PoolService/KillSession',
+                request_serializer=kvharbor_dot_v1_dot_pool__service__pb2.KillSessionRequest.SerializeToString,
+                response_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.KillSessionResponse.FromString,
+                _registered_method=True)
+        self.Upgrade = channel.unary_unary(
+                '/kvharbor.v1.PoolService/Upgrade',
+                request_serializer=kvharbor_dot_v1_dot_pool__service__pb2.UpgradeRequest.SerializeToString,
+                response_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.UpgradeResponse.FromString,
+                _registered_method=True)
 
 
 class PoolServiceServicer(object):
@@ -131,6 +146,32 @@ class PoolServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """Administrative. Lists sessions, the ended ones too whose processes are not
+        proved gone, in order of session_id. Errors: ADMIN_REQUIRED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KillSession(self, request, context):
+        """Administrative. Sends SIGKILL to every process of a session, through
+        descriptors that cannot mean another process. The session ends as with any
+        death. Idempotent. Errors: SESSION_NOT_FOUND, ADMIN_REQUIRED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Upgrade(self, request, context):
+        """Administrative. Replaces the service's process by a fresh one, e.g. of a
+        new version: calls in flight finish, and sessions go on with `resume`.
+        Errors: ADMIN_REQUIRED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +204,21 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.CloseSessionRequest.FromString,
                     response_serializer=kvharbor_dot_v1_dot_pool__service__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.ListSessionsRequest.FromString,
+                    response_serializer=kvharbor_dot_v1_dot_pool__service__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'KillSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.KillSession,
+                    request_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.KillSessionRequest.FromString,
+                    response_serializer=kvharbor_dot_v1_dot_pool__service__pb2.KillSessionResponse.SerializeToString,
+            ),
+            'Upgrade': grpc.unary_unary_rpc_method_handler(
+                    servicer.Upgrade,
+                    request_deserializer=kvharbor_dot_v1_dot_pool__service__pb2.UpgradeRequest.FromString,
+                    response_serializer=kvharbor_dot_v1_dot_pool__service__pb2.UpgradeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -333,6 +389,87 @@ class PoolService(object):
             '/kvharbor.v1.PoolService/CloseSession',
             kvharbor_dot_v1_dot_pool__service__pb2.CloseSessionRequest.SerializeToString,
             kvharbor_dot_v1_dot_pool__service__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvharbor.v1.PoolService/ListSessions',
+            kvharbor_dot_v1_dot_pool__service__pb2.ListSessionsRequest.SerializeToString,
+            kvharbor_dot_v1_dot_pool__service__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KillSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvharbor.v1.PoolService/KillSession',
+            kvharbor_dot_v1_dot_pool__service__pb2.KillSessionRequest.SerializeToString,
+            kvharbor_dot_v1_dot_pool__service__pb2.KillSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Upgrade(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvharbor.v1.PoolService/Upgrade',
+            kvharbor_dot_v1_dot_pool__service__pb2.UpgradeRequest.SerializeToString,
+            kvharbor_dot_v1_dot_pool__service__pb2.UpgradeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,7 +121,55 @@ _PoolServiceCloseSessionType = typing_extensions.TypeVar(
     ],
 )
 
-class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolServiceOpenPoolType, _PoolServiceDescribePoolType, _PoolServiceListPoolsType, _PoolServiceDropPoolType, _PoolServiceCloseSessionType]):
+_PoolServiceListSessionsType = typing_extensions.TypeVar(
+    '_PoolServiceListSessionsType',
+    grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+        kvharbor.v1.pool_service_pb2.ListSessionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+        kvharbor.v1.pool_service_pb2.ListSessionsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+        kvharbor.v1.pool_service_pb2.ListSessionsResponse,
+    ],
+)
+
+_PoolServiceKillSessionType = typing_extensions.TypeVar(
+    '_PoolServiceKillSessionType',
+    grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.KillSessionRequest,
+        kvharbor.v1.pool_service_pb2.KillSessionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.KillSessionRequest,
+        kvharbor.v1.pool_service_pb2.KillSessionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.KillSessionRequest,
+        kvharbor.v1.pool_service_pb2.KillSessionResponse,
+    ],
+)
+
+_PoolServiceUpgradeType = typing_extensions.TypeVar(
+    '_PoolServiceUpgradeType',
+    grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.UpgradeRequest,
+        kvharbor.v1.pool_service_pb2.UpgradeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.UpgradeRequest,
+        kvharbor.v1.pool_service_pb2.UpgradeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.UpgradeRequest,
+        kvharbor.v1.pool_service_pb2.UpgradeResponse,
+    ],
+)
+
+class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolServiceOpenPoolType, _PoolServiceDescribePoolType, _PoolServiceListPoolsType, _PoolServiceDropPoolType, _PoolServiceCloseSessionType, _PoolServiceListSessionsType, _PoolServiceKillSessionType, _PoolServiceUpgradeType]):
     """Pools and the service itself.
 
     Every call may fail with UNAVAILABLE (STARTING, DRAINING), the only code to
@@ -156,6 +204,18 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
             kvharbor.v1.pool_service_pb2.CloseSessionRequest,
             kvharbor.v1.pool_service_pb2.CloseSessionResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+            kvharbor.v1.pool_service_pb2.ListSessionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvharbor.v1.pool_service_pb2.KillSessionRequest,
+            kvharbor.v1.pool_service_pb2.KillSessionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvharbor.v1.pool_service_pb2.UpgradeRequest,
+            kvharbor.v1.pool_service_pb2.UpgradeResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -183,6 +243,18 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
         grpc.aio.UnaryUnaryMultiCallable[
             kvharbor.v1.pool_service_pb2.CloseSessionRequest,
             kvharbor.v1.pool_service_pb2.CloseSessionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+            kvharbor.v1.pool_service_pb2.ListSessionsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvharbor.v1.pool_service_pb2.KillSessionRequest,
+            kvharbor.v1.pool_service_pb2.KillSessionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvharbor.v1.pool_service_pb2.UpgradeRequest,
+            kvharbor.v1.pool_service_pb2.UpgradeResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -215,6 +287,23 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
     blocks are free at once. Idempotent. The side socket is closed after it.
     """
 
+    ListSessions: _PoolServiceListSessionsType
+    """Administrative. Lists sessions, the ended ones too whose processes are not
+    proved gone, in order of session_id. Errors: ADMIN_REQUIRED.
+    """
+
+    KillSession: _PoolServiceKillSessionType
+    """Administrative. Sends SIGKILL to every process of a session, through
+    descriptors that cannot mean another process. The session ends as with any
+    death. Idempotent. Errors: SESSION_NOT_FOUND, ADMIN_REQUIRED.
+    """
+
+    Upgrade: _PoolServiceUpgradeType
+    """Administrative. Replaces the service's process by a fresh one, e.g. of a
+    new version: calls in flight finish, and sessions go on with `resume`.
+    Errors: ADMIN_REQUIRED.
+    """
+
 PoolServiceAsyncStub: typing_extensions.TypeAlias = PoolServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.pool_service_pb2.GetServerInfoRequest,
@@ -239,6 +328,18 @@ PoolServiceAsyncStub: typing_extensions.TypeAlias = PoolServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.pool_service_pb2.CloseSessionRequest,
         kvharbor.v1.pool_service_pb2.CloseSessionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+        kvharbor.v1.pool_service_pb2.ListSessionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.KillSessionRequest,
+        kvharbor.v1.pool_service_pb2.KillSessionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvharbor.v1.pool_service_pb2.UpgradeRequest,
+        kvharbor.v1.pool_service_pb2.UpgradeResponse,
     ],
 ]
 
@@ -308,6 +409,38 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
         """Ends the calling session. The caller asserts that none of its processes
         touches any block any more and all its device work is synchronised: its
         blocks are free at once. Idempotent. The side socket is closed after it.
+        """
+
+    @abc.abstractmethod
+    def ListSessions(
+        self,
+        request: kvharbor.v1.pool_service_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvharbor.v1.pool_service_pb2.ListSessionsResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.ListSessionsResponse]]:
+        """Administrative. Lists sessions, the ended ones too whose processes are not
+        proved gone, in order of session_id. Errors: ADMIN_REQUIRED.
+        """
+
+    @abc.abstractmethod
+    def KillSession(
+        self,
+        request: kvharbor.v1.pool_service_pb2.KillSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvharbor.v1.pool_service_pb2.KillSessionResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.KillSessionResponse]]:
+        """Administrative. Sends SIGKILL to every process of a session, through
+        descriptors that cannot mean another process. The session ends as with any
+        death. Idempotent. Errors: SESSION_NOT_FOUND, ADMIN_REQUIRED.
+        """
+
+    @abc.abstractmethod
+    def Upgrade(
+        self,
+        request: kvharbor.v1.pool_service_pb2.UpgradeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvharbor.v1.pool_service_pb2.UpgradeResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.UpgradeResponse]]:
+        """Administrative. Replaces the service's process by a fresh one, e.g. of a
+        new version: calls in flight finish, and sessions go on with `resume`.
+        Errors: ADMIN_REQUIRED.
         """
 
 def add_PoolServiceServicer_to_server(servicer: PoolServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import kvharbor.v1.errors_pb2
 import kvharbor.v1.types_pb2
@@ -20,12 +21,44 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _MemberMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _MemberModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_MemberMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    MEMBER_MODE_UNSPECIFIED: _MemberMode.ValueType  # 0
+    """As MEMBER_MODE_READ_WRITE."""
+    MEMBER_MODE_READ_WRITE: _MemberMode.ValueType  # 1
+    """Blocks that a lost session had reserved wait until this process is gone."""
+    MEMBER_MODE_READ_ONLY: _MemberMode.ValueType  # 2
+    """Gets a descriptor that maps for reading only: a guard against accidents."""
+
+class MemberMode(_MemberMode, metaclass=_MemberModeEnumTypeWrapper):
+    """What a member may do with blocks. May grow."""
+
+MEMBER_MODE_UNSPECIFIED: MemberMode.ValueType  # 0
+"""As MEMBER_MODE_READ_WRITE."""
+MEMBER_MODE_READ_WRITE: MemberMode.ValueType  # 1
+"""Blocks that a lost session had reserved wait until this process is gone."""
+MEMBER_MODE_READ_ONLY: MemberMode.ValueType  # 2
+"""Gets a descriptor that maps for reading only: a guard against accidents."""
+Global___MemberMode: typing_extensions.TypeAlias = MemberMode
+
 @typing.final
 class SideRequest(google.protobuf.message.Message):
     """The side socket: a Unix stream socket that a worker holds for life. Its path
     is that of the gRPC socket with the ending ".sock" replaced by ".side" (or
     ".side" appended). Its end is the end of the session. A frame is the length
     of the message as a little-endian uint32, then the message; at most 64 KiB.
+
+    End of stream from the service means that its process has ended, whatever
+    half frame came before it. Keep this socket open, open a second one and send
+    Hello with `resume`: the connection waits in the backlog until a process is
+    back. STALE_EPOCH says that the old memory and every handle are void: end all
+    work on it, map it no more, and say a Hello without `resume`. Only then close
+    the old socket. Whoever closes first, or never resumes, loses the session.
+
     The worker sends SideRequest, the service answers each with one SideResponse,
     in order. Notices, which answer nothing, may come between any two answers,
     but only of a kind that the Hello has accepted. A file descriptor travels as
@@ -108,6 +141,8 @@ class Hello(google.protobuf.message.Message):
     CLIENT_VERSION_FIELD_NUMBER: builtins.int
     API_VERSIONS_FIELD_NUMBER: builtins.int
     ACCEPTS_WARM_TASKS_FIELD_NUMBER: builtins.int
+    JOIN_FIELD_NUMBER: builtins.int
+    RESUME_FIELD_NUMBER: builtins.int
     client_name: builtins.str
     """For people: who this is, e.g. "vllm-0". At most 128 bytes."""
     client_version: builtins.str
@@ -120,6 +155,16 @@ class Hello(google.protobuf.message.Message):
     def api_versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Versions of this API that the client speaks; "v1"."""
 
+    @property
+    def join(self) -> Global___Join:
+        """At most one of `join` and `resume`; neither: a new session, whose leader
+        this process is.
+        """
+
+    @property
+    def resume(self) -> Global___Resume:
+        """Goes on with a session after the service's process was replaced."""
+
     def __init__(
         self,
         *,
@@ -127,10 +172,67 @@ class Hello(google.protobuf.message.Message):
         client_version: builtins.str = ...,
         api_versions: collections.abc.Iterable[builtins.str] | None = ...,
         accepts_warm_tasks: builtins.bool = ...,
+        join: Global___Join | None = ...,
+        resume: Global___Resume | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepts_warm_tasks", b"accepts_warm_tasks", "api_versions", b"api_versions", "client_name", b"client_name", "client_version", b"client_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["join", b"join", "resume", b"resume"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepts_warm_tasks", b"accepts_warm_tasks", "api_versions", b"api_versions", "client_name", b"client_name", "client_version", b"client_version", "join", b"join", "resume", b"resume"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
+
+@typing.final
+class Join(google.protobuf.message.Message):
+    """Another process of an engine, which shall live and die with its session. It
+    maps the pools that the leader has opened and makes no calls: the leader's
+    Commit vouches for what it has written. The loss of any member ends the
+    session.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOIN_TOKEN_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    join_token: builtins.str
+    """From the leader's Welcome. Same tenant only."""
+    rank: builtins.int
+    """Unique within the session; the leader has 0. 1 to 65,535."""
+    mode: Global___MemberMode.ValueType
+    """Unset: read and write."""
+    def __init__(
+        self,
+        *,
+        join_token: builtins.str = ...,
+        rank: builtins.int = ...,
+        mode: Global___MemberMode.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["join_token", b"join_token", "mode", b"mode", "rank", b"rank"]) -> None: ...
+
+Global___Join: typing_extensions.TypeAlias = Join
+
+@typing.final
+class Resume(google.protobuf.message.Message):
+    """A session as its member knew it. The process must be the same one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    token: builtins.str
+    """The leader: session_token of its Welcome. Another member: its own
+    member_token.
+    """
+    epoch: builtins.str
+    """Epoch of its Welcome. Another one now: refused with STALE_EPOCH."""
+    def __init__(
+        self,
+        *,
+        token: builtins.str = ...,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "token", b"token"]) -> None: ...
+
+Global___Resume: typing_extensions.TypeAlias = Resume
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -144,10 +246,15 @@ class Welcome(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     API_VERSION_FIELD_NUMBER: builtins.int
     SERVER_VERSION_FIELD_NUMBER: builtins.int
+    JOIN_TOKEN_FIELD_NUMBER: builtins.int
+    MEMBER_TOKEN_FIELD_NUMBER: builtins.int
+    OPENED_POOL_IDS_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Names the session in Stats and logs."""
     session_token: builtins.str
-    """Secret. gRPC calls carry it as metadata "kvharbor-session"."""
+    """Secret. gRPC calls carry it as metadata "kvharbor-session". Empty for a
+    member that is not the leader.
+    """
     epoch: builtins.str
     """The life of the service's state."""
     tenant: builtins.str
@@ -156,6 +263,16 @@ class Welcome(google.protobuf.message.Message):
     """The API version chosen."""
     server_version: builtins.str
     """Version of the service."""
+    join_token: builtins.str
+    """Secret, for the engine's other processes; empty for these themselves."""
+    member_token: builtins.str
+    """Secret by which a process that is not the leader resumes; else empty."""
+    @property
+    def opened_pool_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The pools that the session has open, after `join` or `resume`. A leader
+        that resumes calls CacheService.Resume for each before any other call on it.
+        """
+
     def __init__(
         self,
         *,
@@ -165,8 +282,11 @@ class Welcome(google.protobuf.message.Message):
         tenant: builtins.str = ...,
         api_version: builtins.str = ...,
         server_version: builtins.str = ...,
+        join_token: builtins.str = ...,
+        member_token: builtins.str = ...,
+        opened_pool_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["api_version", b"api_version", "epoch", b"epoch", "server_version", b"server_version", "session_id", b"session_id", "session_token", b"session_token", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api_version", b"api_version", "epoch", b"epoch", "join_token", b"join_token", "member_token", b"member_token", "opened_pool_ids", b"opened_pool_ids", "server_version", b"server_version", "session_id", b"session_id", "session_token", b"session_token", "tenant", b"tenant"]) -> None: ...
 
 Global___Welcome: typing_extensions.TypeAlias = Welcome
 

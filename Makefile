@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CODEGEN := build/codegen
+DEPLOY := build/deploy
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check fix gen check-gen bench dist-check test-gpu clean
+.PHONY: help setup demo test check fix gen check-gen check-deploy bench chaos dist-check test-gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -25,7 +26,7 @@ demo: setup ## three SmolLM2 workers share one prefix cache
 test: setup ## every test that needs no GPU
 	$(BIN)/pytest
 
-check: setup check-gen ## lint, types, import rules, protos, generated code
+check: setup check-gen check-deploy ## lint, types, import rules, protos, generated code, deploy files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy gpumem/kvharbor service/kvharbor clients/python/kvharbor tests
@@ -56,8 +57,25 @@ check-gen: ## generated code is what gen makes
 	@$(MAKE) --no-print-directory -s gen OUT=build/gen
 	@for f in build/gen/kvharbor/v1/*; do cmp $$f proto/kvharbor/v1/$${f##*/}; done
 
+$(DEPLOY)/.installed: requirements-deploy.lock
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+check-deploy: $(DEPLOY)/.installed ## Dockerfile, compose file, manifests, unit and Prometheus rules
+	PATH=$(CURDIR)/$(DEPLOY)/bin:$$PATH deploy/check.sh
+
 bench: setup ## measure; writes build/bench.json
 	PYTHONPATH=tests $(BIN)/python -m bench
+
+WORKER_KILLS ?= 1000
+OWNER_KILLS ?= 200
+SUPERVISOR_KILLS ?= 0
+SEED ?= 1
+
+chaos: setup ## kill workers, service and supervisor, verify every byte; writes build/chaos.json
+	PYTHONPATH=tests $(BIN)/python -m chaos --worker-kills=$(WORKER_KILLS) --owner-kills=$(OWNER_KILLS) \
+	  --supervisor-kills=$(SUPERVISOR_KILLS) --seed=$(SEED)
 
 dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree
 	$(BIN)/python tests/dist_check.py

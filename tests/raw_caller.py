@@ -13,7 +13,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kvharbor.v1 import (
+    cache_service_pb2,
     cache_service_pb2_grpc,
+    errors_pb2,
     pool_service_pb2,
     pool_service_pb2_grpc,
     side_pb2,
@@ -86,21 +88,54 @@ def answer(connection: socket.socket) -> tuple[side_pb2.SideResponse, list[int]]
     return side_pb2.SideResponse.FromString(bytes(data)), fds
 
 
-def hello(name: str = "test", versions: tuple[str, ...] = ("v1",)) -> side_pb2.SideRequest:
-    """Returns the first request of a session."""
-    return side_pb2.SideRequest(hello=side_pb2.Hello(client_name=name, client_version="raw", api_versions=versions))
+def hello(name: str = "test", versions: tuple[str, ...] = ("v1",), **asked: Any) -> side_pb2.SideRequest:
+    """Returns the first request on a side socket; `asked` may have `join` or `resume`."""
+    greeting = side_pb2.Hello(client_name=name, client_version="raw", api_versions=versions, **asked)
+    return side_pb2.SideRequest(hello=greeting)
+
+
+def joining(
+    join_token: str, rank: int, mode: side_pb2.MemberMode.ValueType = side_pb2.MEMBER_MODE_UNSPECIFIED
+) -> side_pb2.SideRequest:
+    """Returns the hello of a session's further process."""
+    return hello(join=side_pb2.Join(join_token=join_token, rank=rank, mode=mode))
+
+
+def resuming(token: str, epoch: str) -> side_pb2.SideRequest:
+    """Returns the hello of a process that goes on with a session."""
+    return hello(resume=side_pb2.Resume(token=token, epoch=epoch))
+
+
+def greeted(grpc_path: str, request: side_pb2.SideRequest) -> tuple[socket.socket, side_pb2.SideResponse]:
+    """Returns a side socket and the answer to its hello."""
+    connection = side_connection(grpc_path)
+    try:
+        return connection, ask(connection, request)[0]
+    except OSError:
+        connection.close()
+        raise
+
+
+def held_sequence(
+    sequence: types_pb2.Sequence, *, committed_tokens: int = 0, tail: bytes = b"", **changes: Any
+) -> cache_service_pb2.HeldSequence:
+    """Returns a sequence as its owner has it; `changes` are cursors that went on since the service told them."""
+    present = types_pb2.Sequence()
+    present.CopyFrom(sequence)
+    for name, value in changes.items():
+        setattr(present, name, value)
+    return cache_service_pb2.HeldSequence(sequence=present, committed_tokens=committed_tokens, tail_token_ids=tail)
 
 
 class RawCaller:
     """A session with stubs of both services; `metadata` is what its calls carry."""
 
     def __init__(self, grpc_path: str) -> None:
-        self.side = side_connection(grpc_path)
-        try:
-            self.welcome = ask(self.side, hello())[0].welcome
-        except OSError:
-            self.side.close()
-            raise
+        self.path = grpc_path
+        self.side, response = greeted(grpc_path, hello())
+        self.older_sides: list[socket.socket] = []
+        self.abandoned = False
+        self.welcome = response.welcome
         self.metadata = (("kvharbor-session", self.welcome.session_token),)
         self.channel = grpc.insecure_channel(f"unix:{grpc_path}", options=[("grpc.enable_http_proxy", 0)])
         self.pools = pool_service_pb2_grpc.PoolServiceStub(self.channel)
@@ -122,10 +157,51 @@ class RawCaller:
         """Asks for a pool's memory on the side socket."""
         return ask(self.side, side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id)))
 
+    def allocate(self, pool_id: str, *ids: int, **fields: Any) -> types_pb2.Sequence:
+        """Allocates a prompt of these tokens; returns the sequence."""
+        request = cache_service_pb2.AllocateRequest(pool_id=pool_id, token_ids=tokens(*ids), **fields)
+        response: cache_service_pb2.AllocateResponse = self.call(self.cache.Allocate, request)
+        return response.sequence
+
+    def commit(self, pool_id: str, sequence_id: str, computed_tokens: int, **fields: Any) -> Any:
+        """Commits one sequence; returns the result of the item."""
+        item = cache_service_pb2.CommitItem(sequence_id=sequence_id, computed_tokens=computed_tokens, **fields)
+        request = cache_service_pb2.CommitRequest(pool_id=pool_id, items=[item])
+        return self.call(self.cache.Commit, request).results[0]
+
+    def stats(self, pool_id: str) -> Any:
+        """Returns the snapshot of one pool."""
+        return self.call(self.cache.Stats, cache_service_pb2.StatsRequest(pool_id=pool_id)).pools[0]
+
+    def resume(self) -> side_pb2.SideResponse:
+        """Goes on with the session on a further side socket; returns the answer to its hello."""
+        request = resuming(self.welcome.session_token, self.welcome.epoch)
+        side, response = greeted(self.path, request)
+        while response.refused.reason == errors_pb2.ERROR_REASON_STARTING:
+            side.close()
+            side, response = greeted(self.path, request)
+        self.older_sides.append(self.side)
+        self.side = side
+        return response
+
+    def resume_pool(self, pool_id: str, *held: cache_service_pb2.HeldSequence, complete: bool = True) -> Any:
+        """Tells the service what the session holds in a pool."""
+        request = cache_service_pb2.ResumeRequest(pool_id=pool_id, sequences=held, complete=complete)
+        return self.call(self.cache.Resume, request)
+
     def close(self) -> None:
-        """Closes channel and side socket: the session ends by it."""
+        """Ends the session, which asserts that nothing of this process touches a block any more."""
+        if not self.abandoned:
+            with contextlib.suppress(grpc.RpcError):  # the service may be gone
+                self.call(self.pools.CloseSession, pool_service_pb2.CloseSessionRequest())
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes channel and side sockets without a word: the session is lost, and this process lives on."""
+        self.abandoned = True
         self.channel.close()
-        self.side.close()
+        for side in (*self.older_sides, self.side):
+            side.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 DEADLINE_S = 20.0
 
 
 class ServiceProcess:
-    """`kvharbor serve` on a socket of its own. Its log is read as it comes; `wait_for` awaits one event of it."""
+    """`kvharbor serve` on a socket of its own. Its log is read as it comes; `wait_for` awaits one event of it.
+
+    `process` is the supervisor; the service's process is its child.
+    """
 
     def __init__(
         self,
@@ -22,10 +27,12 @@ class ServiceProcess:
         environment: dict[str, str] | None = None,
         working_directory: Path | None = None,
         user: int | None = None,
+        launcher: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.socket = Path(socket)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KVHARBOR_")}
-        command = [sys.executable, "-m", "kvharbor.server.cli", "serve", f"--socket={socket}", *arguments]
+        command = [*launcher, sys.executable, "-m", "kvharbor.server.cli", "serve", f"--socket={socket}", *arguments]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -35,6 +42,7 @@ class ServiceProcess:
             cwd=working_directory,
             env={**inherited, **(environment or {})},
             user=user,
+            pass_fds=pass_fds,
         )
         self.lines: list[str] = []
         self._arrived = threading.Condition()
@@ -46,13 +54,22 @@ class ServiceProcess:
         """The address for gRPC clients."""
         return f"unix:{self.socket}"
 
-    def wait_for(self, event: str) -> dict[str, Any]:
-        """Returns the first log entry of that event; fails when the process ends or is silent for too long."""
+    @property
+    def child_pid(self) -> int:
+        """The process that serves now, or was the last to."""
+        return int(self.entries("ready")[-1]["pid"])
+
+    def wait_for(self, event: str, nth: int = 1) -> dict[str, Any]:
+        """Returns the nth log entry of that event; fails when the process ends or is silent for too long."""
+
+        def arrived() -> bool:
+            return len(self.entries(event)) >= nth or not self._reader.is_alive()
+
         with self._arrived:
-            self._arrived.wait_for(lambda: self._entry(event) or not self._reader.is_alive(), timeout=DEADLINE_S)
-            entry = self._entry(event)
-        assert entry is not None, f"no {event!r} in:\n{self.log}"
-        return entry
+            self._arrived.wait_for(arrived, timeout=DEADLINE_S)
+        entries = self.entries(event)
+        assert len(entries) >= nth, f"no {event!r} number {nth} in:\n{self.log}"
+        return entries[nth - 1]
 
     @property
     def log(self) -> str:
@@ -69,29 +86,47 @@ class ServiceProcess:
         return self.wait()
 
     def kill(self) -> None:
-        """Sends SIGKILL and waits for the end."""
+        """Sends SIGKILL to the supervisor and waits for the end of everything."""
         self.process.kill()
         self.wait()
 
+    def kill_child(self) -> None:
+        """Sends SIGKILL to the process that serves."""
+        os.kill(self.child_pid, signal.SIGKILL)
+
+    def restart_child(self) -> dict[str, Any]:
+        """Kills the process that serves and returns what the next one says when it is ready."""
+        ready_count = len(self.entries("ready"))
+        self.kill_child()
+        return self.wait_for("ready", ready_count + 1)
+
     def wait(self) -> int:
-        """Waits for the process to end by itself and returns its exit status."""
+        """Waits for the process, and every child of it, to end by itself; returns its exit status."""
         try:
             status = self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        # They share one stderr: its end is the end of the last.
         self._reader.join(DEADLINE_S)
         if self.process.stderr is not None:
             self.process.stderr.close()
         return status
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves nothing running."""
+        if self.process.returncode is None:
+            self.kill()
+
     def entries(self, event: str) -> list[dict[str, Any]]:
         """Returns the log entries of that event so far."""
         entries = [json.loads(line) for line in list(self.lines) if line.startswith("{")]
         return [entry for entry in entries if entry.get("event") == event]
-
-    def _entry(self, event: str) -> dict[str, Any] | None:
-        return next(iter(self.entries(event)), None)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

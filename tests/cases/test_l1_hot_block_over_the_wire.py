@@ -26,7 +26,7 @@ def private_kib(pid: int) -> int:
 def test_a_hot_block_leaves_nothing_behind(start_fresh: StartService) -> None:
     """Resident memory grows by less than 5 MB and the number of descriptors not at all."""
     service = start_fresh()
-    pid = service.process.pid
+    pid = service.child_pid
     with connect(service.target) as harbor:
         pool = harbor.open_pool("l1", LAYOUT, 1001 * LAYOUT.block_bytes)
 

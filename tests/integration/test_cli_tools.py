@@ -80,7 +80,11 @@ def test_without_the_packages_of_the_server_one_line_says_how_to_get_them(packag
 
 def test_the_packages_of_the_server_are_those_of_its_extra() -> None:
     """One that is added there is told of as missing too."""
-    imported = {"grpcio-health-checking": "grpc_health", "grpcio-reflection": "grpc_reflection"}
+    imported = {
+        "grpcio-health-checking": "grpc_health",
+        "grpcio-reflection": "grpc_reflection",
+        "prometheus-client": "prometheus_client",
+    }
     required = [line for line in metadata.requires("kvharbor") or () if re.search("extra == .server.", line)]
     names = {re.split("[^A-Za-z0-9-]", line)[0] for line in required}
     assert {imported.get(name, name) for name in names} == SERVER_PACKAGES

@@ -41,7 +41,7 @@ class Stopped:
     """The service does not run within the context, as if the machine were overloaded."""
 
     def __init__(self, service: ServiceProcess) -> None:
-        self._pid = service.process.pid
+        self._pid = service.child_pid
 
     def __enter__(self) -> None:
         os.kill(self._pid, signal.SIGSTOP)

@@ -166,4 +166,4 @@ def few_descriptors() -> Iterator[int]:
 
 def test_sessions_are_not_limited_by_the_usual_soft_limit(few_descriptors: int, service: ServiceProcess) -> None:
     """Each takes two descriptors, and 1,024 sessions are allowed by default."""
-    assert resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE) == (few_descriptors, few_descriptors)
+    assert resource.prlimit(service.child_pid, resource.RLIMIT_NOFILE) == (few_descriptors, few_descriptors)

@@ -1,9 +1,6 @@
 """Start and end of the process: readiness, signals, and what is left behind."""
 
-import contextlib
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, refused, tokens
-from service_process import DEADLINE_S, ServiceProcess
+from service_process import ServiceProcess
 
 SERVICES = ("", "kvharbor.v1.CacheService", "kvharbor.v1.PoolService")
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -69,31 +66,12 @@ def test_both_signals_of_an_operator_end_it_cleanly(start_fresh: StartService, n
 
 
 def test_its_memory_goes_with_it(service: ServiceProcess) -> None:
-    """The arena is an unnamed file: nothing remains, not even after kill -9."""
+    """Arena and ledger are unnamed files: nothing remains, not even after kill -9."""
     with RawCaller(str(service.socket)) as caller:
         caller.open_pool("p")
-        links = [entry.readlink() for entry in Path(f"/proc/{service.process.pid}/fd").iterdir()]
-        assert [link.name for link in links if "memfd" in str(link)] == ["memfd:kvharbor-p (deleted)"]
-
-
-def test_as_process_1_it_still_obeys(tmp_path: Path) -> None:
-    """The kernel gives process 1 no default action for a signal."""
-    if subprocess.run(["unshare", "--pid", "--fork", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no PID namespace can be made here: unshare --pid fails")
-    socket = tmp_path / "a.sock"
-    command = ["unshare", "--pid", "--fork", "--kill-child=KILL", sys.executable, "-m", "kvharbor.server.cli"]
-    outer = subprocess.Popen(
-        [*command, "serve", f"--socket={socket}", "--memory=1MiB"], stderr=subprocess.PIPE, text=True
-    )
-    assert outer.stderr is not None
-    while '"ready"' not in (line := outer.stderr.readline()):
-        assert line, "it ended before it was ready"
-    children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-    with contextlib.suppress(ProcessLookupError):
-        subprocess.run(["kill", "-TERM", *children], check=True)
-    assert outer.wait(DEADLINE_S) == 0
-    outer.stderr.close()
-    assert list(tmp_path.iterdir()) == []
+        links = [entry.readlink() for entry in Path(f"/proc/{service.child_pid}/fd").iterdir()]
+        arena, ledger = "memfd:kvharbor-p (deleted)", "memfd:kvharbor-p-ledger (deleted)"
+        assert {link.name for link in links if "memfd" in str(link)} == {arena, ledger}
 
 
 def test_sockets_get_the_mode_that_is_set(start_fresh: StartService) -> None:

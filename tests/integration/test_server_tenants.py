@@ -95,6 +95,21 @@ def test_eviction_is_for_administrators(both: tuple[RawCaller, RawCaller]) -> No
 
 @pytest.mark.root
 @pytest.mark.slow
+def test_sessions_are_listed_and_killed_by_administrators_only(both: tuple[RawCaller, RawCaller]) -> None:
+    """Others learn of nobody's, and end nobody's, the service's process included."""
+    _, stranger = both
+    for method, request in (
+        (stranger.pools.ListSessions, pools.ListSessionsRequest()),
+        (stranger.pools.KillSession, pools.KillSessionRequest(session_id=stranger.welcome.session_id)),
+        (stranger.pools.Upgrade, pools.UpgradeRequest()),
+    ):
+        with refused() as found:
+            stranger.call(method, request)
+        assert (found[0].code, found[0].reason) == (grpc.StatusCode.PERMISSION_DENIED, "ADMIN_REQUIRED")
+
+
+@pytest.mark.root
+@pytest.mark.slow
 def test_a_socket_without_a_mode_for_others_is_closed_to_them(start_fresh: StartService, open_folder: Path) -> None:
     """0600: file permissions decide who may use the service at all."""
     if os.geteuid():

@@ -88,7 +88,7 @@ class Crossing(Interleaving):
                 self.pool.adopt(worker.session, token)
             return
         del given[token]
-        view = self.pool.adopt(worker.session, token, group=group)
+        view = self.pool.adopt(worker.session, token, group=group).view
         reader.asked = None
         worker.readers[view.number] = self.harbour.reader(view, reader)
         self.harbour.check()

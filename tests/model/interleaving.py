@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from workers import Harbour, Reader, Running, Worker, extra_keys
 
-from kvharbor.pool import Commit, Committed, Extension, Pool, PoolConfig, Prompt, SequenceView
+from kvharbor.pool import Commit, Committed, Extension, Ledger, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted, RequestIdReused, RequestTooLarge, SequenceBusy
 from kvharbor.pool.steps import Steps, finish
 
@@ -29,8 +29,8 @@ def is_matching(steps: Any) -> bool:
 class Interleaving:
     """Sessions, each with at most one operation under way, and an operator with another."""
 
-    def __init__(self, config: PoolConfig) -> None:
-        self.harbour = Harbour(Pool(config))
+    def __init__(self, config: PoolConfig, ledger: Ledger | None = None) -> None:
+        self.harbour = Harbour(Pool(config, ledger))
         self.pool = self.harbour.pool
         self.block_tokens = config.block_tokens
         self.now = 0.0

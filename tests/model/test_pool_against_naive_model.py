@@ -217,7 +217,7 @@ class PoolMachine(RuleBasedStateMachine):
         finish(self.pool.handoff(one.session, one.number, asked, token=token, expires_at=1e9))
         self.pool.check_invariants()
         session = self.sessions[which % len(self.sessions)]
-        view = self.pool.adopt(session, token)
+        view = self.pool.adopt(session, token).view
         one.is_live = False
         self.naive.adopt(one.naive, session)
         assert view.computed_tokens == one.naive.computed

@@ -22,7 +22,7 @@ from kvharbor.client import (
 )
 from kvharbor.client.batches import CommitBatch, ExtendBatch
 from kvharbor.client.calls import PoolCalls
-from kvharbor.client.sequence_state import SequenceState, doubting
+from kvharbor.client.sequence_state import SequenceState
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, types_pb2
 

@@ -54,7 +54,7 @@ def test_an_unknown_key_in_the_environment_is_refused_with_the_nearest_one() -> 
 
 def test_an_unknown_key_in_a_table_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     """Tables of pools are as strict as the settings around them."""
-    with pytest.raises(StartupError, match="pools has the unknown setting 'siz'; did you mean 'size'"):
+    with pytest.raises(StartupError, match="pools.main has the unknown setting 'siz'; did you mean 'size'"):
         load_settings({}, {}, written(tmp_path, '[pools.main]\nsiz = "1GiB"\n'))
 
 
@@ -143,7 +143,7 @@ def test_every_setting_has_a_flag_or_is_a_table() -> None:
 
 def test_the_help_of_every_flag_has_its_default() -> None:
     """Help is written without the settings, so that it comes at once."""
-    unset = {"socket_group": "that of the process", "listen": "none", "anonymous_tenant": "none"}
+    unset = {"socket_group": "that of the process", "listen": "none", "anonymous_tenant": "none", "metrics_listen": "none"}
     for name, parameter in inspect.signature(serve).parameters.items():
         if name == "config":
             continue

@@ -9,11 +9,10 @@ from kvharbor.pool.steps import finish
 def test_the_one_released_first_goes_first() -> None:
     """Order of release is order of eviction; a block held again leaves the order."""
     policy = LeastRecentlyReleased()
-    for block in (4, 2, 9):
-        policy.insert(block)
-    policy.remove(2)
+    policy.insert_many((4, 2, 9))
+    policy.remove_many((2,))
     assert (list(policy), len(policy), 2 in policy, 9 in policy) == ([4, 9], 2, False, True)
-    policy.insert(2)
+    policy.insert_many((2,))
     assert (policy.pop_many(2), policy.pop_many(1), list(policy)) == ([4, 9], [2], [])
 
 

@@ -111,7 +111,7 @@ def test_a_shadow_keeps_its_canonical_block_through_a_handoff() -> None:
     finish(pool.handoff(2, second.number, Commit(4), token="x", expires_at=9.0))
     release(pool, first)
     assert classes(pool.stats()) == {"free": 6, "active": 2}
-    adopted = pool.adopt(1, "x")
+    adopted = pool.adopt(1, "x").view
     assert adopted.block_ids == second.block_ids
     finish(pool.commit(1, adopted.number, Commit(4, switched=(0,))))
     assert pool._state.view(pool._state.sequence(1, adopted.number)).block_ids == first.block_ids

@@ -206,14 +206,14 @@ def test_a_handed_off_sequence_belongs_to_its_token() -> None:
     assert allocate(pool, span(1, 5), request_id="r").number == 2
     finish(pool.end_session(1))
     finish(pool.session_quiet(1))
-    adopted = pool.adopt(2, "x", request_id="q", group="h")
+    adopted = pool.adopt(2, "x", request_id="q", group="h").view
     assert (adopted.block_ids, adopted.cached_tokens, adopted.computed_tokens, adopted.token_count) == (
         view.block_ids,
         6,
         6,
         6,
     )
-    assert pool.adopt(2, "x", request_id="q").number == adopted.number
+    assert pool.adopt(2, "x", request_id="q").view.number == adopted.number
     with pytest.raises(RequestIdReused):
         pool.adopt(2, "y", request_id="q")
     with pytest.raises(HandoffNotFound):

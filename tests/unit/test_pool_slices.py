@@ -134,7 +134,7 @@ def test_a_deferred_sequence_can_fork_and_change_hands() -> None:
     assert len(made.copies) == 1
     (child,) = pool.finish_fork(made)
     finish(pool.handoff(1, child.number, Commit(4), token="x", expires_at=1.0))
-    assert pool.adopt(2, "x").computed_tokens == 4
+    assert pool.adopt(2, "x").view.computed_tokens == 4
     assert (present(pool, span(1, 4)), commit(pool, late, 4).committed_tokens) == (4, 4)
     pool.check_invariants()
 

@@ -1,5 +1,6 @@
 """PrefixTree: found by exactly its content, behind exactly its prefix."""
 
+from kvharbor.pool.cells import CELL_BYTES, Cells
 from kvharbor.pool.digest import ExtraKey, block_digest
 from kvharbor.pool.namespaces import NO_BLOCK, Namespace, Namespaces
 from kvharbor.pool.tree import PrefixTree, extras_by_block
@@ -14,7 +15,7 @@ def insert(tree: PrefixTree, block: int, parent: int, content: bytes, space: Nam
 
 
 def make() -> tuple[PrefixTree, Namespaces]:
-    namespaces = Namespaces(b"identity")
+    namespaces = Namespaces(b"identity", Cells(memoryview(bytearray(8 * CELL_BYTES))))
     return PrefixTree(16, 1, namespaces), namespaces
 
 

@@ -195,7 +195,7 @@ def test_an_unknown_token_is_refused_like_another_tenants() -> None:
             pool.adopt(session, token)
         messages.add((str(refused.value), *refused.value.metadata()))
     assert len(messages) == 1
-    assert pool.adopt(2, "secret").computed_tokens == 6
+    assert pool.adopt(2, "secret").view.computed_tokens == 6
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_filler_may_change_hands() -> None:
     view = filler(warm(pool, span(1, 12)))
     finish(pool.handoff(1, view.number, Commit(4), token="x", expires_at=9.0))
     assert warm(pool, span(1, 12)).sequence is None
-    heir = pool.adopt(2, "x")
+    heir = pool.adopt(2, "x").view
     finish(pool.commit(2, heir.number, Commit(8)))
     finish(pool.release(2, heir.number))
     assert (classes(pool.stats()), used(pool)) == ({"free": 14, "warm": 2}, 2)

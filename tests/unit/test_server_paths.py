@@ -1,8 +1,13 @@
 """Who owns a socket path, in one process: claims, stale files, and what is left alone."""
 
+import fcntl
 import os
 import socket
 import stat
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from kvharbor.server.errors import StartupError
 from kvharbor.server.paths import (
     MAX_PATH_BYTES,
+    PATIENCE_S,
     SocketAccess,
     bind_published,
     claimed,
@@ -71,9 +77,52 @@ def test_a_second_claim_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
     paths = socket_paths(str(tmp_path / "a.sock"))
     with claimed(paths), bind_published(paths.grpc, SocketAccess(0o600, None), listening):
         before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
-        with pytest.raises(StartupError, match=f"another kvharbor serves {paths.grpc}"), claimed(paths):
+        # Within one process only the lock that children share tells the two apart.
+        refusal = pytest.raises(StartupError, match=f"another kvharbor serves {paths.grpc}")
+        with refusal, claimed(paths, patience_s=0.0):
             pass
         assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from kvharbor.server.paths import claimed, socket_paths
+with claimed(socket_paths(sys.argv[1])):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_living_owner_is_not_waited_for(tmp_path: Path) -> None:
+    """S5: whether it lives, the record lock of its process tells at once."""
+    paths = socket_paths(str(tmp_path / "a.sock"))
+    command = [sys.executable, "-c", HOLD, str(paths.grpc)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"claimed\n"
+        began_at = time.monotonic()
+        with pytest.raises(StartupError, match=f"another kvharbor serves {paths.grpc}"), claimed(paths):
+            pass
+        assert time.monotonic() - began_at < PATIENCE_S / 2
+
+
+def test_children_of_a_dead_owner_are_waited_for(tmp_path: Path) -> None:
+    """S5: whoever still has its lock descriptor owns the path as well, for as long as it lives."""
+    paths = socket_paths(str(tmp_path / "a.sock"))
+    lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    released_at: list[float] = []
+
+    def end() -> None:
+        released_at.append(time.monotonic())
+        os.close(lock)
+
+    with pytest.raises(StartupError, match="or what is left of one that was killed"), claimed(paths, patience_s=0.05):
+        pass
+    threading.Timer(0.1, end).start()
+    with claimed(paths):
+        assert time.monotonic() >= released_at[0]
 
 
 def test_sockets_of_a_dead_owner_are_replaced(tmp_path: Path) -> None:

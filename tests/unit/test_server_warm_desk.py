@@ -12,7 +12,8 @@ from kvharbor.pool.errors import PinNotFound, PoolExhausted, RequestIdReused, Wa
 from kvharbor.server.errors import Draining, WarmTaskNotFound
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner, offset_clock
-from kvharbor.server.sessions import Peer, Session
+from kvharbor.server.peer import Peer
+from kvharbor.server.session import Session
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import Claimed, Ordered, PinRequest, WarmDesk
 from kvharbor.server.warm_notices import WarmNotices

@@ -5,7 +5,7 @@ import mmap
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from kvharbor.gpumem.errors import ArenaClosed, LayoutInvalid, ReservationCancelled
 from kvharbor.gpumem.mapping import Mapping
@@ -29,6 +29,9 @@ class HostArena:
     live as long as new clients may come. The memory itself lives until the last descriptor and mapping of it
     is gone. Fresh memory reads as zeros [P6].
     """
+
+    grace_s: ClassVar[float] = 0.0
+    """How long after its last process's exit something may still touch the memory: nothing, as no device has it."""
 
     def __init__(self, fd: int, *, size_bytes: int, memory_max_bytes: int) -> None:
         self._fd: int | None = fd
@@ -54,6 +57,13 @@ class HostArena:
             os.close(fd)
             raise
         return cls(fd, size_bytes=size_bytes, memory_max_bytes=most)
+
+    @classmethod
+    def opened(cls, fd: int, *, size_bytes: int) -> Self:
+        """Takes over the descriptor of an arena of `size_bytes` that another process has made and reserved."""
+        arena = cls(fd, size_bytes=size_bytes, memory_max_bytes=os.fstat(fd).st_size)
+        arena.reserved_bytes = size_bytes
+        return arena
 
     @property
     def fd(self) -> int:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,7 @@ import numpy as np
 from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, MappingInUse
 
 _MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _REQUIRED_SEALS = fcntl.F_SEAL_SHRINK
 
@@ -32,6 +34,7 @@ class Mapping:
 
     def __init__(self, region: mmap.mmap, *, size_bytes: int, writable: bool) -> None:
         self._region: mmap.mmap | None = region
+        self._placing = threading.Lock()
         self.size_bytes = size_bytes
         self.writable = writable
 
@@ -44,19 +47,33 @@ class Mapping:
         be a SIGBUS or SIGSEGV later [M6].
         """
         _require_fit(fd, size_bytes)
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         # The placeholder is always writable, so that torch takes its buffer without a warning; what may be
-        # stored is decided by `protection`, and `buffer` is read-only where the memory is.
+        # stored is decided by the protection, and `buffer` is read-only where the memory is.
         region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
-            _place(fd, region, size_bytes, protection)
+            _place(fd, region, size_bytes, writable=writable)
         except BaseException:
             region.close()
             raise
-        region.madvise(mmap.MADV_DONTFORK)
-        with contextlib.suppress(OSError):  # kernels without huge pages for shared memory refuse the advice
-            region.madvise(mmap.MADV_HUGEPAGE)
         return cls(region, size_bytes=size_bytes, writable=writable)
+
+    def vacate(self) -> None:
+        """Lets go of the arena's memory while views live: a placeholder takes its range, which reads as zeros [M11].
+
+        The caller asserts that nothing is at work on the memory. What is stored meanwhile is lost. Raises
+        ArenaClosed.
+        """
+        with self._placing:
+            _place(-1, self.region, self.size_bytes, writable=True)
+
+    def replace(self, fd: int) -> None:
+        """Puts the arena behind `fd` in the place of what is mapped, so that existing views show it [M11].
+
+        `fd` stays the caller's. Raises ArenaUnfit as `attach` does, with what was mapped still there; ArenaClosed.
+        """
+        _require_fit(fd, self.size_bytes)
+        with self._placing:
+            _place(fd, self.region, self.size_bytes, writable=self.writable)
 
     @property
     def buffer(self) -> memoryview:
@@ -76,13 +93,14 @@ class Mapping:
 
     def close(self) -> None:
         """Unmaps the memory; repeated calls do nothing. Raises MappingInUse while any view is alive [M8]."""
-        if self._region is None:
-            return
-        try:
-            self._region.close()
-        except BufferError:
-            raise MappingInUse(self.size_bytes) from None
-        self._region = None
+        with self._placing:
+            if self._region is None:
+                return
+            try:
+                self._region.close()
+            except BufferError:
+                raise MappingInUse(self.size_bytes) from None
+            self._region = None
 
     def __enter__(self) -> Self:
         return self
@@ -109,15 +127,20 @@ def _require_fit(fd: int, size_bytes: int) -> None:
         raise ArenaUnfit("it is not sealed against shrinking", size_bytes=size_bytes)
 
 
-def _place(fd: int, region: mmap.mmap, size_bytes: int, protection: int) -> None:
-    """Puts the file over the region's address range, replacing what is mapped there."""
+def _place(fd: int, region: mmap.mmap, size_bytes: int, *, writable: bool) -> None:
+    """Puts the file, or with -1 nothing but zeros, over the region's address range, replacing what is mapped there."""
     address = np.frombuffer(region, dtype=np.uint8).ctypes.data
-    placed = _libc.mmap(address, size_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
-    if placed == _MAP_FAILED:
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    kind = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    if _libc.mmap(address, size_bytes, protection, kind | _MAP_FIXED, fd, 0) == _MAP_FAILED:
         code = ctypes.get_errno()
         if code in (errno.EACCES, errno.EPERM):
             raise ArenaUnfit("it does not allow this mapping to write", size_bytes=size_bytes)
         raise OSError(code, os.strerror(code))
+    # The advice belongs to the memory, not to the range.
+    region.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # kernels without huge pages for shared memory refuse the advice
+        region.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _load_libc() -> ctypes.CDLL:

@@ -1,7 +1,12 @@
 """Cache policy: blocks, prefix tree, eviction, sequences, sessions. Synchronous, no I/O, no clock."""
 
 from kvharbor.pool.digest import ExtraKey as ExtraKey
+from kvharbor.pool.ledger import Ledger as Ledger
+from kvharbor.pool.ledger import ledger_bytes as ledger_bytes
 from kvharbor.pool.pool import Pool as Pool
+from kvharbor.pool.results import (
+    Adopted as Adopted,
+)
 from kvharbor.pool.results import (
     Commit as Commit,
 )
@@ -15,6 +20,15 @@ from kvharbor.pool.results import (
     Fork as Fork,
 )
 from kvharbor.pool.results import (
+    HandedOff as HandedOff,
+)
+from kvharbor.pool.results import (
+    Held as Held,
+)
+from kvharbor.pool.results import (
+    Holding as Holding,
+)
+from kvharbor.pool.results import (
     PinView as PinView,
 )
 from kvharbor.pool.results import (
@@ -25,6 +39,12 @@ from kvharbor.pool.results import (
 )
 from kvharbor.pool.results import (
     Prompt as Prompt,
+)
+from kvharbor.pool.results import (
+    Recovered as Recovered,
+)
+from kvharbor.pool.results import (
+    Resumed as Resumed,
 )
 from kvharbor.pool.results import (
     SequenceView as SequenceView,

@@ -8,7 +8,7 @@ available, so no eviction can hit the sequence's own prefix.
 from array import array
 
 from kvharbor.pool import validate
-from kvharbor.pool.errors import RequestIdReused, RequestTooLarge
+from kvharbor.pool.errors import CursorOutOfRange, RequestIdReused, RequestTooLarge
 from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.release import take_down
 from kvharbor.pool.results import Extension, Presence, Prompt, SequenceView
@@ -96,7 +96,7 @@ def admit(state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: i
         raise
     sequence.tail = bytearray(token_ids[4 * state.block_tokens * len(sequence.table) :])
     sequence.cached_tokens = sequence.computed_tokens = len(sequence.table) * state.block_tokens
-    yield from state.fill(sequence.table, block_count - len(sequence.table))
+    yield from state.fill(sequence, block_count - len(sequence.table))
 
 
 def _match_and_claim(
@@ -150,11 +150,25 @@ def _drop_match(state: State, sequence: Sequence) -> None:
     sequence.chain_node = sequence.namespace.root
 
 
-def extend(state: State, session: int, number: int, capacity_tokens: int) -> Steps[Extension]:
-    """Grows a table to hold `capacity_tokens`; less than it has is no change."""
+def extend(
+    state: State, session: int, number: int, capacity_tokens: int, known_block_count: int | None
+) -> Steps[Extension]:
+    """Grows a table to hold `capacity_tokens`; less than it has is no change.
+
+    The result has the blocks behind those that the caller knows of: by default, those that were added.
+    """
     sequence = state.sequence(session, number)
     validate.tokens("capacity_tokens", capacity_tokens)
     before = len(sequence.table)
+    known = before if known_block_count is None else known_block_count
+    if not 0 <= known <= before:
+        raise CursorOutOfRange(
+            sequence_id=sequence.name(),
+            value=known,
+            limit=before,
+            cursor="known_block_count",
+            remedy="count the blocks that this sequence's calls have returned",
+        )
     block_count = -(-capacity_tokens // state.block_tokens)
     refuse_too_large(state, block_count)
     validate.table("capacity_tokens", capacity_tokens, block_count, "use several sequences")
@@ -162,8 +176,8 @@ def extend(state: State, session: int, number: int, capacity_tokens: int) -> Ste
     if fresh > state.available:
         raise state.refuse(fresh, state.available)
     state.claimed += fresh
-    yield from state.fill(sequence.table, fresh)
-    added, generation = sequence.table[before:], state.blocks.generation
+    yield from state.fill(sequence, fresh)
+    added, generation = sequence.table[known:], state.blocks.generation
     return Extension(
         array("I", added),
         array("Q", [generation[block] for block in added]),
@@ -221,7 +235,7 @@ def refuse_too_large(state: State, block_count: int) -> None:
 
 def repeated(state: State, known: Sequence, fingerprint: Fingerprint) -> SequenceView:
     """Answers a duplicate request_id with the present state, or refuses other arguments."""
-    had = known.fingerprint
+    had = fingerprint if known.fingerprint is None else known.fingerprint
     differs = sorted(name for name in fingerprint.keys() | had.keys() if fingerprint.get(name) != had.get(name))
     if differs:
         raise RequestIdReused(request_id=known.request_id, differs=", ".join(differs))

@@ -1,7 +1,8 @@
-"""Every block's state, generation and holders, and how many blocks are in each class.
+"""Every block's state, generation and holders, how many blocks are in each class, and the ledger's words for them.
 
 One class a block at every instant ([G5]): free, reserved, active, warm, cached, quarantined; the counters here
-are those classes' sizes, kept up at each transition so that no statistic ever walks the pool.
+are those classes' sizes, kept up at each transition so that no statistic ever walks the pool. Each transition stores
+the ledger's words in the order that `ledger.py` argues for.
 """
 
 from array import array
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from kvharbor.pool.eviction import EvictionPolicy
+from kvharbor.pool.ledger import HELD, SESSION_SHIFT, Ledger
 from kvharbor.pool.runs import FreeRuns
 
 
@@ -29,12 +31,13 @@ FREE, RESERVED, COMMITTED, SHADOW, QUARANTINED, SCRATCH = BlockState
 class Blocks:
     """The columns. Callers keep the rules of who may call what; transitions are checked in debug by invariants."""
 
-    def __init__(self, first_block: int, block_count: int, policy: EvictionPolicy) -> None:
+    def __init__(self, first_block: int, block_count: int, policy: EvictionPolicy, ledger: Ledger) -> None:
         id_count = first_block + block_count
         self.first_block = first_block
         self.total_count = block_count
         self.free = FreeRuns(first_block, block_count)
         self.evictable = policy
+        self.ledger = ledger
         self.state = bytearray([SCRATCH]) * first_block + bytearray([FREE]) * block_count
         self.generation = array("Q", [1]) * id_count
         # Sequences and sessions holding a COMMITTED block (shadows of it too), and warm pins holding it.
@@ -54,31 +57,40 @@ class Blocks:
         """Blocks that can be evicted."""
         return len(self.evictable)
 
-    def reserve(self, block_count: int, after: int | None) -> list[int]:
-        """FREE -> RESERVED. The caller has made sure that so many are free."""
+    def reserve(self, block_count: int, after: int | None, session: int) -> list[int]:
+        """FREE -> RESERVED for a session. The caller has made sure that so many are free."""
         taken = self.free.take(block_count, after)
         state = self.state
         for block in taken:
             state[block] = RESERVED
         self.reserved_count += block_count
+        self.ledger.mark(taken, self.generation, session << SESSION_SHIFT | RESERVED)
+        self.ledger.erase(taken)
         return taken
 
     def commit(self, blocks: Sequence[int]) -> None:
-        """RESERVED -> COMMITTED, each held once by the sequence that wrote it."""
+        """RESERVED -> COMMITTED, each held once by the sequence that wrote it. They are recorded [L2]."""
         state, refs = self.state, self.refs
         for block in blocks:
             state[block] = COMMITTED
             refs[block] = 1
         self.reserved_count -= len(blocks)
         self.active_count += len(blocks)
+        self.ledger.mark_low(blocks, HELD | COMMITTED)
 
-    def shadow(self, block: int, canonical: int) -> None:
-        """RESERVED -> SHADOW, holding the canonical block."""
+    def shadow(self, block: int, canonical: int, session: int) -> None:
+        """RESERVED -> SHADOW, holding the canonical block. It is recorded [L2]."""
         self.hold((canonical,))
         self.state[block] = SHADOW
         self.canonical[block] = canonical
         self.reserved_count -= 1
         self.active_count += 1
+        self.ledger.mark((block,), self.generation, session << SESSION_SHIFT | SHADOW)
+
+    def give_to(self, blocks: Iterable[int], session: int) -> None:
+        """RESERVED and SHADOW blocks belong to another session, or to none (0) [L5]."""
+        for block in blocks:
+            self.ledger.mark((block,), self.generation, session << SESSION_SHIFT | self.state[block])
 
     def unshadow(self, block: int) -> int:
         """SHADOW -> FREE; returns the canonical block, whose hold passes to the caller."""
@@ -108,7 +120,13 @@ class Blocks:
         return [self.canonical.pop(block) for block in blocks if block in self.canonical]
 
     def release_private(self, blocks: Sequence[int]) -> None:
-        """Marks blocks FREE, one generation later ([P3]), and gives them to the free runs."""
+        """Makes blocks FREE, one generation later ([P3])."""
+        self.vacate(blocks)
+        self.ledger.mark(blocks, self.generation, FREE)
+        self.ledger.erase(blocks)
+
+    def vacate(self, blocks: Sequence[int]) -> None:
+        """As `release_private`, but leaves the words to the `reserve` that follows in the same slice [L4]."""
         state, generation = self.state, self.generation
         for block in blocks:
             state[block] = FREE
@@ -118,6 +136,7 @@ class Blocks:
     def hold(self, blocks: Iterable[int]) -> None:
         """Adds one holder to each COMMITTED block."""
         refs, pins = self.refs, self.pins
+        revived = []
         for block in blocks:
             before = refs[block]
             refs[block] = before + 1
@@ -126,14 +145,16 @@ class Blocks:
                 if pins[block]:
                     self.warm_count -= 1
                 else:
-                    self.evictable.remove(block)
+                    revived.append(block)
             elif before == 1:
                 self.shared_count += 1
+        if revived:
+            self._revive(revived)
 
     def unhold(self, blocks: Iterable[int]) -> None:
         """Takes one holder from each COMMITTED block, in order: the deepest first."""
         refs, pins = self.refs, self.pins
-        insert = self.evictable.insert
+        let_go = []
         ended = unshared = 0
         for block in blocks:
             after = refs[block] - 1
@@ -143,27 +164,33 @@ class Blocks:
                 if pins[block]:
                     self.warm_count += 1
                 else:
-                    insert(block)
+                    let_go.append(block)
             elif after == 1:
                 unshared += 1
         self.active_count -= ended
         self.shared_count -= unshared
+        if let_go:
+            self._let_go(let_go)
 
     def pin(self, blocks: Iterable[int]) -> None:
         """Adds one warm pin to each COMMITTED block."""
         refs, pins = self.refs, self.pins
+        revived = []
         for block in blocks:
             before = pins[block]
             pins[block] = before + 1
             if not before:
                 self.pinned_count += 1
                 if not refs[block]:
-                    self.evictable.remove(block)
+                    revived.append(block)
                     self.warm_count += 1
+        if revived:
+            self._revive(revived)
 
     def unpin(self, blocks: Iterable[int]) -> None:
         """Takes one warm pin from each COMMITTED block, in order: the deepest first."""
         refs, pins = self.refs, self.pins
+        let_go = []
         for block in blocks:
             after = pins[block] - 1
             pins[block] = after
@@ -171,4 +198,44 @@ class Blocks:
                 self.pinned_count -= 1
                 if not refs[block]:
                     self.warm_count -= 1
-                    self.evictable.insert(block)
+                    let_go.append(block)
+        if let_go:
+            self._let_go(let_go)
+
+    def take_back_reserved(self, blocks: Sequence[int]) -> None:
+        """QUARANTINED -> RESERVED: their session has resumed; the words still say so."""
+        for block in blocks:
+            self.state[block] = RESERVED
+        self.quarantined_count -= len(blocks)
+        self.reserved_count += len(blocks)
+
+    def take_back_shadow(self, block: int, canonical: int) -> None:
+        """QUARANTINED -> SHADOW; the caller's hold of the canonical block passes to it."""
+        self.state[block] = SHADOW
+        self.canonical[block] = canonical
+        self.quarantined_count -= 1
+        self.active_count += 1
+
+    def restore_committed(self, blocks: Sequence[int]) -> None:
+        """After a restart: these are COMMITTED and cached, in the order of eviction."""
+        for block in blocks:
+            self.state[block] = COMMITTED
+        self.evictable.insert_many(blocks)
+
+    def restore_private(self, free: Sequence[int], quarantined: Sequence[int]) -> None:
+        """After a restart: these are FREE, and these QUARANTINED; no others are free."""
+        self.free = FreeRuns(self.first_block, 0)
+        self.free.give(free)
+        for block in quarantined:
+            self.state[block] = QUARANTINED
+        self.quarantined_count += len(quarantined)
+
+    def _revive(self, blocks: Sequence[int]) -> None:
+        """Cached blocks have their first holder [L3]."""
+        self.evictable.remove_many(blocks)
+        self.ledger.mark_low(blocks, HELD | COMMITTED)
+
+    def _let_go(self, blocks: Sequence[int]) -> None:
+        """Blocks, the deepest first, have lost their last holder [L3]."""
+        self.evictable.insert_many(blocks)
+        self.ledger.mark_released(blocks, COMMITTED)

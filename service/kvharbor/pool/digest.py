@@ -77,3 +77,28 @@ def encode_extra_key(offset_in_block: int, value: bytes) -> bytes:
 def block_digest(parent_digest: bytes, content: bytes) -> bytes:
     """Names a block; `content` is its tokens as little-endian uint32, then its encoded extra keys."""
     return hashlib.sha256(parent_digest + content).digest()
+
+
+def decode_extra_keys(encoded: bytes, first_token: int) -> list[ExtraKey]:
+    """Returns the extra keys that a block's content ends with; `first_token` is the block's first one."""
+    keys = []
+    while encoded:
+        offset, size = int.from_bytes(encoded[:8], "little"), int.from_bytes(encoded[8:16], "little")
+        keys.append(ExtraKey(first_token + offset, encoded[16 : 16 + size]))
+        encoded = encoded[16 + size :]
+    return keys
+
+
+def join_fields(*fields: bytes) -> bytes:
+    """Encodes a list of byte strings, each behind its length as a little-endian uint32."""
+    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+
+def split_fields(joined: bytes) -> list[bytes]:
+    """Decodes what `join_fields` made."""
+    fields = []
+    while joined:
+        size = int.from_bytes(joined[:4], "little")
+        fields.append(joined[4 : 4 + size])
+        joined = joined[4 + size :]
+    return fields

@@ -103,7 +103,7 @@ class StaleGeneration(PoolError):
     reason = "STALE_GENERATION"
     template = (
         "sequence {sequence_id} has block {current_block_id} of generation {current_generation} at position"
-        " {position}, not block {block_id} of generation {generation}; fetch the table again"
+        " {position} (0 of 0: none of its own), not block {block_id} of generation {generation}; fetch the table again"
     )
 
 

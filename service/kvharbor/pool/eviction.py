@@ -5,18 +5,19 @@ a block only after all its cached children, so that no chain loses its middle ([
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
     """The order in which evictable blocks are given up. Every method is O(1) amortised."""
 
-    def insert(self, block: int) -> None:
-        """Takes a block whose last hold has just gone; its cached children are here already."""
+    def insert_many(self, blocks: Iterable[int]) -> None:
+        """Takes blocks whose last hold has just gone, in order: children before parents."""
 
-    def remove(self, block: int) -> None:
-        """Forgets a block that is held again, or gone."""
+    def remove_many(self, blocks: Iterable[int]) -> None:
+        """Forgets blocks that are held again, or gone."""
 
     def pop_many(self, block_count: int) -> list[int]:
         """Removes and returns the blocks to evict next, in order. The caller has checked that they are there."""
@@ -39,15 +40,20 @@ class LeastRecentlyReleased:
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def insert(self, block: int) -> None:
-        self._order[block] = None
+    def insert_many(self, blocks: Iterable[int]) -> None:
+        order = self._order
+        for block in blocks:
+            order[block] = None
 
-    def remove(self, block: int) -> None:
-        del self._order[block]
+    def remove_many(self, blocks: Iterable[int]) -> None:
+        order = self._order
+        for block in blocks:
+            del order[block]
 
     def pop_many(self, block_count: int) -> list[int]:
-        pop = self._order.popitem
-        return [pop(last=False)[0] for _ in range(block_count)]
+        victims = list(islice(self._order, block_count))
+        self.remove_many(victims)
+        return victims
 
     def __len__(self) -> int:
         return len(self._order)

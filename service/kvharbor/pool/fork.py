@@ -8,7 +8,7 @@ by the end of their session: a late copy would land in somebody else's block.
 from kvharbor.pool import validate
 from kvharbor.pool.allocation import refuse_too_large
 from kvharbor.pool.errors import InvalidField, RequestIdReused
-from kvharbor.pool.release import detach, finish_release
+from kvharbor.pool.release import detach, drop_private, finish_release
 from kvharbor.pool.results import Fork, SequenceView
 from kvharbor.pool.sequence import Fingerprint, Sequence, Session
 from kvharbor.pool.state import State
@@ -89,7 +89,7 @@ def fork(
         state.in_flight.add(child)
         state.tenant(owner.tenant).sequence_count += 1
         yield from _share(state, child, prefix)
-        yield from state.fill(child.table, block_count - shared)
+        yield from state.fill(child, block_count - shared)
         copies += zip(source.table[shared:written], child.table[shared:written], strict=True)
         children.append(child.number)
         owner.add(child)
@@ -139,6 +139,8 @@ def _end_copies(state: State, owner: Session, made: Fork) -> None:
         if owner.quiet and not sequence.copy_count:
             detach(state, owner, sequence)
             finish(finish_release(state, sequence))
+        elif owner.writers_quiet and not sequence.copy_count:
+            finish(drop_private(state, sequence))
     state.forget_if_over(owner)
 
 
@@ -150,7 +152,7 @@ def _repeated(
     known = [child for child in found if child is not None]
     if not known:
         return None
-    if len(known) < child_count or any(child.fingerprint != fingerprint for child in known):
+    if len(known) < child_count or any(child.fingerprint not in (None, fingerprint) for child in known):
         raise RequestIdReused(request_id=request_id, differs="fork, or some of its children are released")
     for child in known:
         state.refuse_if_copying(child)

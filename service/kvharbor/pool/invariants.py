@@ -1,6 +1,6 @@
 """Every rule of docs/invariants.md that concerns the pool, checked by walking all of it.
 
-It recomputes from the holders (sequences, hand-offs, pins) what the columns and counters should say.
+It recomputes from the holders (sequences, hand-offs, pins, a recovery) what the columns and counters should say.
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from typing import NoReturn
 from kvharbor.pool.blocks import COMMITTED, FREE, QUARANTINED, RESERVED, SCRATCH, SHADOW
 from kvharbor.pool.digest import block_digest
 from kvharbor.pool.errors import InvariantViolation
+from kvharbor.pool.ledger_check import check_ledger
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
@@ -25,6 +26,7 @@ def check_invariants(state: State) -> None:
     _check_eviction_order(state)
     _check_promises(state, sequences)
     _check_registers(state, sequences)
+    check_ledger(state, sequences)
 
 
 def _fail(rule: str, detail: str) -> NoReturn:
@@ -102,6 +104,11 @@ def _check_holders(state: State, sequences: list[Sequence]) -> None:
                 refs[block] += 1
             else:
                 private[block] += 1
+    for session in state.sessions.values():
+        private.update(session.unclaimed)
+    if state.recovery is not None:
+        refs.update(state.recovery.held)
+        private.update(state.recovery.limbo)
     pins = Counter(block for pin in [*state.pins.values(), *state.ending_pins] for block in pin.blocks)
     for block, kind in enumerate(blocks.state):
         if private[block] != (kind in (RESERVED, SHADOW, QUARANTINED)):

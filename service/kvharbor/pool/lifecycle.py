@@ -1,11 +1,14 @@
 """Sessions begin, end, and are proved quiet.
 
 A lost session's private blocks wait in quarantine, since a process of it may still write them, and its read
-holds stay, since one may still read ([G3]). Only `session_quiet` gives them back.
+holds stay, since one may still read ([G3]). `writers_quiet` gives back the former, `session_quiet` everything.
+After a restart the same goes for what a session had before and has not resumed yet.
 """
 
-from kvharbor.pool.blocks import SHADOW
-from kvharbor.pool.release import release_each
+from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.ledger import MAX_SESSION
+from kvharbor.pool.release import drop_private, end_pin, release_each
+from kvharbor.pool.results import Holding
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
@@ -13,31 +16,93 @@ from kvharbor.pool.steps import Steps
 
 def open_session(state: State, session: int, tenant: str) -> None:
     """Lets a session hold blocks. Its number is never used again."""
-    state.sessions[session] = Session(session, tenant)
+    if not 1 <= session <= MAX_SESSION:
+        raise InvalidField(
+            field="session",
+            value=session,
+            limit=f"1 to {MAX_SESSION}",
+            remedy="a pool counts no more sessions than that: make it anew",
+        )
+    state.sessions[session] = Session(session, tenant, next_number=state.first_number)
 
 
 def end_session(state: State, session: int) -> Steps[None]:
     """RESERVED and SHADOW -> QUARANTINED; its calls are refused from now on."""
     owner = state.sessions[session]
     owner.ended = True
-    blocks = state.blocks
     for sequence in list(owner.sequences.values()):
-        table, committed = sequence.table, sequence.committed_blocks
-        doomed = table[committed:]
-        if blocks.canonical:
-            doomed += [block for block in table[:committed] if blocks.state[block] == SHADOW]
+        doomed = state.private_blocks(sequence)
         for start in range(0, len(doomed), state.slice_blocks):
-            blocks.quarantine(doomed[start : start + state.slice_blocks])
+            state.blocks.quarantine(doomed[start : start + state.slice_blocks])
             state.revision += 1
             yield
+
+
+def writers_quiet(state: State, session: int) -> Steps[None]:
+    """No process of an ended session writes a block any more: QUARANTINED -> FREE. Its read holds stay."""
+    owner = state.sessions[session]
+    owner.writers_quiet = True
+    yield from give_back_unclaimed(state, owner)
+    for sequence in list(owner.sequences.values()):
+        # A copy of the service's own may still run into its blocks; the end of the fork gives those back.
+        if not sequence.copy_count:
+            yield from drop_private(state, sequence)
 
 
 def session_quiet(state: State, session: int) -> Steps[int]:
     """No process of the session touches a block any more: all it held goes back. Returns how many sequences."""
     owner = state.sessions[session]
-    owner.ended = owner.quiet = True
-    # A copy of the service's own may still run into its blocks; the end of the fork gives those back.
+    owner.ended = owner.writers_quiet = owner.quiet = True
+    yield from give_back_unclaimed(state, owner)
+    # As in `writers_quiet`.
     idle = [sequence for sequence in owner.sequences.values() if not sequence.copy_count]
     yield from release_each(state, owner, idle)
     state.forget_if_over(owner)
+    yield from settle(state, session)
     return len(idle)
+
+
+def holding(state: State, session: int) -> Holding:
+    """Tells what a session has; nothing if it is not there."""
+    owner = state.sessions.get(session)
+    if owner is None:
+        return Holding(0, 0)
+    private = sum(len(state.private_blocks(sequence)) for sequence in owner.sequences.values())
+    return Holding(len(owner.sequences), private + len(owner.unclaimed))
+
+
+def give_back_unclaimed(state: State, owner: Session) -> Steps[int]:
+    """Frees what a session of the earlier process had and has not resumed; returns how many blocks."""
+    unclaimed = sorted(owner.unclaimed)
+    for start in range(0, len(unclaimed), state.slice_blocks):
+        part = unclaimed[start : start + state.slice_blocks]
+        owner.unclaimed.difference_update(part)
+        state.blocks.free_quarantined(part)
+        state.revision += 1
+        yield
+    return len(unclaimed)
+
+
+def settle(state: State, session: int) -> Steps[None]:
+    """A session has resumed or is gone; after the last one the recovery holds nothing any more."""
+    recovery = state.recovery
+    if recovery is None:
+        return
+    recovery.awaited.discard(session)
+    if recovery.awaited:
+        return
+    while recovery.limbo or recovery.held:
+        state.blocks.free_quarantined(_last(recovery.limbo, state.slice_blocks))
+        state.blocks.unhold(reversed(_last(recovery.held, state.slice_blocks)))
+        state.revision += 1
+        yield
+    state.recovery = None
+    for pin in [pin for pin in state.pins.values() if not pin.blocks and pin.sequence is None]:
+        end_pin(state, pin)
+
+
+def _last(blocks: list[int], most: int) -> list[int]:
+    """Takes blocks from the end of a list."""
+    part = blocks[-most:]
+    del blocks[-most:]
+    return part

@@ -1,10 +1,15 @@
-"""Isolation domains of prefixes. Blocks never match across namespaces."""
+"""Isolation domains of prefixes. Blocks never match across namespaces.
+
+[L9] A namespace is in the ledger from the first block published in it until the last has left, under its root node;
+the cell is there before the first block's word, and goes after the last one's.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvharbor.pool.digest import namespace_digest
+from kvharbor.pool.cells import NO_CELL, CellKind, Cells
+from kvharbor.pool.digest import join_fields, namespace_digest, split_fields
 
 # Root nodes share the number space of blocks, far above any block id; never reused.
 FIRST_ROOT: Final = 1 << 40
@@ -22,13 +27,15 @@ class Namespace:
     first_child: int = NO_BLOCK
     block_count: int = 0
     user_count: int = 0
+    cell: int = NO_CELL
 
 
 class Namespaces:
     """The namespaces in use, by what names them and by root node."""
 
-    def __init__(self, identity: bytes) -> None:
+    def __init__(self, identity: bytes, cells: Cells) -> None:
         self._identity = identity
+        self._cells = cells
         self._by_key: dict[tuple[str, str, str, bytes], Namespace] = {}
         self._by_root: dict[int, Namespace] = {}
         self._next_root = FIRST_ROOT
@@ -48,11 +55,22 @@ class Namespaces:
         key = (tenant, version, adapter, salt)
         namespace = self._by_key.get(key)
         if namespace is None:
-            digest = namespace_digest(tenant, self._identity, version, adapter, salt)
-            namespace = Namespace(root=self._next_root, tenant=tenant, key=key, digest=digest)
-            self._next_root += 1
-            self._by_key[key] = self._by_root[namespace.root] = namespace
+            namespace = self._make(self._next_root, key)
         namespace.user_count += 1
+        return namespace
+
+    def record(self, namespace: Namespace) -> None:
+        """Puts a namespace into the ledger, if it is not there yet and there is room."""
+        if namespace.cell == NO_CELL:
+            version, adapter, salt = namespace.key[1:]
+            value = join_fields(namespace.tenant.encode(), version.encode(), adapter.encode(), salt)
+            namespace.cell = self._cells.write(CellKind.NAMESPACE, value, (namespace.root, 0))
+
+    def restore(self, root: int, value: bytes, cell: int) -> Namespace:
+        """Takes back what `record` has put into the ledger, with one user; the caller calls `disuse` once."""
+        tenant, version, adapter, salt = split_fields(value)
+        namespace = self._make(root, (tenant.decode(), version.decode(), adapter.decode(), salt))
+        namespace.cell, namespace.user_count = cell, 1
         return namespace
 
     def disuse(self, namespace: Namespace) -> None:
@@ -61,11 +79,22 @@ class Namespaces:
         self.forget_if_empty(namespace)
 
     def forget_if_empty(self, namespace: Namespace) -> None:
-        """Forgets the namespace if nothing is in it and nobody uses it."""
-        if not namespace.user_count and not namespace.block_count:
-            del self._by_key[namespace.key]
-            del self._by_root[namespace.root]
+        """Forgets the namespace if nothing is in it: in the ledger, and here too if nobody uses it."""
+        if not namespace.block_count:
+            if namespace.cell != NO_CELL:
+                self._cells.free(namespace.cell)
+                namespace.cell = NO_CELL
+            if not namespace.user_count:
+                del self._by_key[namespace.key]
+                del self._by_root[namespace.root]
 
     def of_root(self, root: int) -> Namespace:
         """Returns the namespace of a root node."""
         return self._by_root[root]
+
+    def _make(self, root: int, key: tuple[str, str, str, bytes]) -> Namespace:
+        digest = namespace_digest(key[0], self._identity, key[1], key[2], key[3])
+        namespace = Namespace(root=root, tenant=key[0], key=key, digest=digest)
+        self._next_root = max(self._next_root, root + 1)
+        self._by_key[key] = self._by_root[root] = namespace
+        return namespace

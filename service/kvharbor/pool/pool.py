@@ -4,22 +4,42 @@ One owner calls it. Operations that can be long are `Steps`; drive each to its e
 one session. Every refusal is a `PoolError` and has changed nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Self
 
-from kvharbor.pool import allocation, fork, handoff, lifecycle, publication, release, removal, validate, warm
+from kvharbor.pool import (
+    allocation,
+    fork,
+    handoff,
+    lifecycle,
+    publication,
+    recovery,
+    release,
+    removal,
+    resume,
+    validate,
+    warm,
+)
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored, Event
 from kvharbor.pool.invariants import check_invariants
+from kvharbor.pool.ledger import Ledger, ledger_bytes
 from kvharbor.pool.results import (
+    Adopted,
     Commit,
     Committed,
     Extension,
     Fork,
+    HandedOff,
+    Held,
+    Holding,
     PinView,
     PoolConfig,
     Presence,
     Prompt,
+    Recovered,
+    Resumed,
     SequenceView,
     Usage,
     Warmed,
@@ -33,10 +53,36 @@ from kvharbor.pool.steps import Steps
 class Pool:
     """An arena's blocks, shared by sessions through one prefix tree."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(
+        self, config: PoolConfig, ledger: Ledger | None = None, *, first_number: int = 1, first_revision: int = 0
+    ) -> None:
+        """Makes an empty pool, with a new ledger; without one it ends with its process."""
         _check_config(config)
         self.config = config
-        self._state = State(config)
+        ledger = ledger or Ledger.create(config, bytearray(ledger_bytes(config)))
+        self._state = State(config, ledger, first_number=first_number, first_revision=first_revision)
+        self.recovered_from: Recovered | None = None
+
+    @classmethod
+    def recovered(
+        cls,
+        config: PoolConfig,
+        ledger: Ledger,
+        sessions: Mapping[int, str],
+        *,
+        first_number: int,
+        first_revision: int,
+    ) -> Self:
+        """Rebuilds a pool from what an earlier process left.
+
+        `sessions` maps the numbers of those that may still resume to their tenants; each is *unresumed*: it has to
+        call `resume` and `finish_resume` before anything else. Sequences get numbers from `first_number` on,
+        changes have revisions from `first_revision` on: both greater than any that were used before. What was
+        found is in `recovered_from`.
+        """
+        pool = cls(config, ledger, first_number=first_number, first_revision=first_revision)
+        pool.recovered_from = recovery.recover(pool._state, sessions)
+        return pool
 
     @property
     def revision(self) -> int:
@@ -63,9 +109,29 @@ class Pool:
         """The session is lost: what it had not committed goes into quarantine."""
         return lifecycle.end_session(self._state, session)
 
+    def writers_quiet(self, session: int) -> Steps[None]:
+        """None of its processes writes a block any more: what was in quarantine is free. Its read holds stay."""
+        return lifecycle.writers_quiet(self._state, session)
+
     def session_quiet(self, session: int) -> Steps[int]:
         """None of its processes touches a block any more: everything it held is given back."""
         return lifecycle.session_quiet(self._state, session)
+
+    def resume(self, session: int, held: Held) -> Steps[Resumed]:
+        """Takes up a sequence of an unresumed session, as the session has it; repeated, tells its present state.
+
+        Raises StaleGeneration if a block is not the session's own by the ledger, and what a commit raises: the
+        sequence is lost then.
+        """
+        return resume.resume(self._state, session, held)
+
+    def finish_resume(self, session: int) -> Steps[int]:
+        """The session has named all that it has: gives back the rest. Returns how many blocks."""
+        return resume.finish_resume(self._state, session)
+
+    def holding(self, session: int) -> Holding:
+        """Tells what a session has, an unresumed or ended one too."""
+        return lifecycle.holding(self._state, session)
 
     # Sequences
 
@@ -90,9 +156,11 @@ class Pool:
             group=group,
         )
 
-    def extend(self, session: int, number: int, capacity_tokens: int) -> Steps[Extension]:
-        """Grows the table to hold `capacity_tokens`."""
-        return allocation.extend(self._state, session, number, capacity_tokens)
+    def extend(
+        self, session: int, number: int, capacity_tokens: int, known_block_count: int | None = None
+    ) -> Steps[Extension]:
+        """Grows the table to hold `capacity_tokens`; tells the blocks behind the `known_block_count` first ones."""
+        return allocation.extend(self._state, session, number, capacity_tokens, known_block_count)
 
     def commit(self, session: int, number: int, asked: Commit) -> Steps[Committed]:
         """Publishes the blocks that are full of written tokens."""
@@ -127,12 +195,15 @@ class Pool:
         """The copies failed and none is running: the children are gone."""
         fork.abort_fork(self._state, made)
 
-    def handoff(self, session: int, number: int, asked: Commit, *, token: str, expires_at: float) -> Steps[None]:
-        """Commits, then gives the sequence to `token`, a fresh secret of the caller's making."""
+    def handoff(self, session: int, number: int, asked: Commit, *, token: str, expires_at: float) -> Steps[HandedOff]:
+        """Commits, then gives the sequence to `token`, a fresh secret of the caller's making.
+
+        Repeated before somebody has adopted it, it tells the first token.
+        """
         return handoff.handoff(self._state, session, number, asked, token=token, expires_at=expires_at)
 
-    def adopt(self, session: int, token: str, *, request_id: str = "", group: str = "") -> SequenceView:
-        """Takes a handed-off sequence."""
+    def adopt(self, session: int, token: str, *, request_id: str = "", group: str = "") -> Adopted:
+        """Takes a handed-off sequence; raises HandoffNotFound, RequestIdReused."""
         return handoff.adopt(self._state, session, token, request_id=request_id, group=group)
 
     def release(self, session: int, number: int) -> Steps[int]:
@@ -249,6 +320,7 @@ class Pool:
             pin_count=len(state.pins),
             warm_budget_used_block_count=blocks.pinned_count + state.promised,
             warm_budget_block_count=state.warm_budget,
+            unrecorded_count=state.ledger.unrecorded_count,
             counters=replace(state.counters),
             tenants=tuple(
                 TenantStats(

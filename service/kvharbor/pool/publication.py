@@ -4,10 +4,11 @@ An index entry asserts "these bytes are these tokens", so it is made here and ne
 whose content is there already becomes a SHADOW of the canonical one [P7].
 """
 
-from kvharbor.pool import validate
+from kvharbor.pool import pins, validate
 from kvharbor.pool.blocks import SHADOW
 from kvharbor.pool.errors import CommitBackwards, CursorOutOfRange, InvalidField, StaleGeneration
 from kvharbor.pool.events import BlocksStored
+from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.results import Commit, Committed, Shadow
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
@@ -19,7 +20,9 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
     """Moves the cursors and publishes every block that is full. Checks everything before it changes anything."""
     sequence = state.sequence(session, number)
     state.refuse_if_copying(sequence)
-    new_count = _check(state, sequence, asked)
+    is_repeat = _has_taken_effect(state, sequence, asked)
+    new_count = 0 if is_repeat else _check(state, sequence, asked)
+    _check_switched(sequence, asked)
 
     for position in asked.switched:
         _switch(state, sequence, position)
@@ -29,10 +32,17 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
                 sequence.extras[block] = sequence.extras.get(block, b"") + extra
         sequence.tail += asked.new_token_ids
         sequence.token_count += new_count
-    sequence.computed_tokens = asked.computed_tokens
+    sequence.computed_tokens = max(sequence.computed_tokens, asked.computed_tokens)
+    shadows = yield from publish(state, sequence)
+    if is_repeat:
+        shadows = shadows_of(state, sequence)
+    return Committed(sequence.committed_blocks * state.block_tokens, tuple(shadows))
 
+
+def publish(state: State, sequence: Sequence) -> Steps[list[Shadow]]:
+    """Publishes every block that is full of computed tokens; returns those that became shadows."""
     shadows: list[Shadow] = []
-    full_blocks = asked.computed_tokens // state.block_tokens
+    full_blocks = sequence.computed_tokens // state.block_tokens
     while sequence.committed_blocks < full_blocks:
         wanted = min(full_blocks, sequence.committed_blocks + state.slice_blocks)
         _publish(state, sequence, wanted, shadows)
@@ -40,7 +50,51 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
             break
         if wanted < full_blocks:
             yield
-    return Committed(sequence.committed_blocks * state.block_tokens, tuple(shadows))
+    return shadows
+
+
+def shadows_of(state: State, sequence: Sequence) -> list[Shadow]:
+    """Returns every shadow in a table."""
+    canonical, generation = state.blocks.canonical, state.blocks.generation
+    committed = sequence.table[: sequence.committed_blocks] if canonical else ()
+    return [
+        Shadow(position, canonical[block], generation[canonical[block]])
+        for position, block in enumerate(committed)
+        if block in canonical
+    ]
+
+
+def _has_taken_effect(state: State, sequence: Sequence, asked: Commit) -> bool:
+    """Whether a commit is a repetition, by the token count that its caller knew: it shall change nothing then."""
+    known, now = asked.known_token_count, sequence.token_count
+    if known is None:
+        return False
+    new_count = validate.token_count(asked.new_token_ids, "new_token_ids")
+    if (
+        0 <= known == now - new_count
+        and asked.computed_tokens <= sequence.computed_tokens
+        and _tokens_from(state, sequence, known) == asked.new_token_ids
+    ):
+        # With nothing new, less than is computed is no repetition but a step back.
+        return new_count > 0 or asked.computed_tokens == sequence.computed_tokens
+    if known != now:
+        raise CursorOutOfRange(
+            sequence_id=sequence.name(),
+            value=known,
+            limit=now,
+            cursor="known_token_count",
+            remedy="a commit follows the one before, or repeats it",
+        )
+    return False
+
+
+def _tokens_from(state: State, sequence: Sequence, first_token: int) -> bytes:
+    """Returns the tokens of a sequence from one on, wherever they are kept."""
+    block_tokens, committed = state.block_tokens, sequence.committed_blocks
+    first = min(first_token // block_tokens, committed)
+    published = [state.blocks.canonical.get(block, block) for block in sequence.table[first:committed]]
+    tokens = b"".join([state.tree.content_of(block)[: 4 * block_tokens] for block in published])
+    return (tokens + sequence.tail)[4 * (first_token - first * block_tokens) :]
 
 
 def _check(state: State, sequence: Sequence, asked: Commit) -> int:
@@ -74,6 +128,10 @@ def _check(state: State, sequence: Sequence, asked: Commit) -> int:
         validate.extra_keys(asked.extra_keys, sequence.token_count, token_count)
     if asked.written is not None:
         _check_written(state, sequence, asked)
+    return new_count
+
+
+def _check_switched(sequence: Sequence, asked: Commit) -> None:
     for position in asked.switched:
         if not 0 <= position < sequence.committed_blocks:
             raise InvalidField(
@@ -82,7 +140,6 @@ def _check(state: State, sequence: Sequence, asked: Commit) -> int:
                 limit=f"a committed position, 0 to {sequence.committed_blocks - 1}",
                 remedy="switch only shadows that a commit has reported",
             )
-    return new_count
 
 
 def _check_written(state: State, sequence: Sequence, asked: Commit) -> None:
@@ -131,6 +188,7 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
         digests = state.tree.insert_chain(own, sequence.chain_node, contents[done:], sequence.namespace)
         if digests:
             published = own[: len(digests)]
+            _record(state, sequence, published, state.tree.keys(published), digests)
             state.blocks.commit(published)
             _announce(state, sequence, published, digests)
             _advance(state, sequence, published)
@@ -141,7 +199,8 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
                 # Operations under way have claimed all room, so the canonical block cannot be revived. The
                 # rest stays reserved; the next commit publishes it. At worst a later hit is a miss.
                 break
-            state.blocks.shadow(own[0], holder)
+            _record(state, sequence, own[:1], state.tree.keys((holder,)), [state.tree.digest_of(holder)])
+            state.blocks.shadow(own[0], holder, sequence.session)
             state.counters.shadow_block_count += 1
             shadows.append(Shadow(position, holder, state.blocks.generation[holder]))
             _advance(state, sequence, [holder])
@@ -150,6 +209,14 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
     if sequence.extras:
         for position in published_blocks:
             sequence.extras.pop(position, None)
+
+
+def _record(state: State, sequence: Sequence, chain: list[int], keys: list[bytes], digests: list[bytes]) -> None:
+    """Tells the ledger what the next blocks of a sequence hold; their words follow [L2]."""
+    generation, parent = state.blocks.generation, sequence.chain_node
+    parent_age = 0 if parent >= FIRST_ROOT else generation[parent]
+    state.namespaces.record(sequence.namespace)
+    state.ledger.record(chain, keys, digests, generation, parent_age)
 
 
 def _contents(sequence: Sequence, block_bytes: int, end: int) -> list[bytes]:
@@ -171,6 +238,7 @@ def _advance(state: State, sequence: Sequence, chain: list[int]) -> None:
         pin.blocks += promised
         pin.promised -= len(promised)
         state.promised -= len(promised)
+        pins.record_tail(state, pin)
     sequence.committed_blocks += len(chain)
     sequence.chain_node = chain[-1]
 

@@ -6,6 +6,7 @@ a held descendant.
 
 from collections.abc import Iterable
 
+from kvharbor.pool import pins
 from kvharbor.pool.blocks import QUARANTINED, SHADOW
 from kvharbor.pool.errors import SequenceNotFound
 from kvharbor.pool.events import PinEnded
@@ -103,6 +104,28 @@ def give_back(state: State, sequence: Sequence, keep: int) -> None:
         state.revision += 1
 
 
+def drop_private(state: State, sequence: Sequence) -> Steps[None]:
+    """QUARANTINED -> FREE for what is private in a sequence of a lost session; what is committed stays held."""
+    end_promise(state, sequence)
+    committed_tokens = sequence.committed_blocks * state.block_tokens
+    sequence.token_count = sequence.computed_tokens = committed_tokens
+    sequence.cached_tokens = min(sequence.cached_tokens, committed_tokens)
+    sequence.tail.clear()
+    sequence.extras.clear()
+    table, blocks = sequence.table, state.blocks
+    while len(table) > sequence.committed_blocks:
+        keep = max(sequence.committed_blocks, len(table) - state.slice_blocks)
+        part = table[keep:]
+        del table[keep:]
+        blocks.free_quarantined(part)
+        state.revision += 1
+        yield
+    for position, block in enumerate(table if blocks.canonical else ()):
+        if block in blocks.canonical:
+            table[position] = _canonical(state, block)
+            state.revision += 1
+
+
 def _canonical(state: State, block: int) -> int:
     """Ends a shadow and returns the committed block whose hold is the sequence's to give back."""
     blocks = state.blocks
@@ -120,12 +143,19 @@ def end_promise(state: State, sequence: Sequence) -> None:
         state.promised -= pin.promised
         pin.promised = 0
         pin.sequence = sequence.pin = None
-        if not pin.blocks:
-            del state.pins[pin.tenant, pin.name]
-            end_pin(state, pin, expired=False)
+        # Sessions that have not resumed yet may have the sequence that fills it.
+        if not pin.blocks and state.recovery is None:
+            end_pin(state, pin)
 
 
-def end_pin(state: State, pin: Pin, *, expired: bool) -> None:
+def end_pin(state: State, pin: Pin) -> None:
+    """Ends a pin that holds nothing and that nobody fills."""
+    del state.pins[pin.tenant, pin.name]
+    pins.erase(state, pin)
+    announce_end(state, pin, expired=False)
+
+
+def announce_end(state: State, pin: Pin, *, expired: bool) -> None:
     """Announces the end of a pin that holds nothing any more."""
     state.namespaces.disuse(pin.namespace)
     state.revision += 1

@@ -35,8 +35,7 @@ def evict_block(state: State, block_id: int, generation: int, tenant: str | None
                 and all(child in victims for child in tree.children(block))
             ):
                 victims[block] = None
-        for block in victims:
-            blocks.evictable.remove(block)
+        blocks.evictable.remove_many(victims)
         state.forget(list(victims))
         evicted += len(victims)
         if doomed:

@@ -68,6 +68,8 @@ class Commit:
 
     `written` names (block ids, generations) of the blocks that hold tokens [computed before, computed now); given,
     it must be right. `switched` lists positions whose shadow the caller has replaced and touches no more.
+    `known_token_count` is the token count before `new_token_ids` as the caller knows it; given, the commit can be
+    repeated.
     """
 
     computed_tokens: int
@@ -75,6 +77,7 @@ class Commit:
     extra_keys: tuple[ExtraKey, ...] = ()
     written: "tuple[array[int], array[int]] | None" = None
     switched: tuple[int, ...] = ()
+    known_token_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,83 @@ class Fork:
     source: int
     children: tuple[int, ...]
     copies: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The token that owns the sequence now, and when it expires by the caller's monotonic clock."""
+
+    token: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A sequence in its new session, with all that a `Held` of it needs.
+
+    `tail_token_ids` and `extra_keys` are those from `committed_tokens` on.
+    """
+
+    view: SequenceView
+    version: str
+    adapter: str
+    salt: bytes
+    committed_tokens: int
+    tail_token_ids: bytes
+    extra_keys: tuple[ExtraKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sequence as its session has it, for `resume`: cursors include commits that it could not send.
+
+    `committed_tokens` are those that commits have reported as committed, whole blocks. `tail_token_ids` and
+    `extra_keys` are those from there to `token_count`.
+    """
+
+    number: int
+    block_ids: "array[int]"
+    generations: "array[int]"
+    cached_tokens: int
+    computed_tokens: int
+    token_count: int
+    committed_tokens: int
+    tail_token_ids: bytes
+    extra_keys: tuple[ExtraKey, ...] = ()
+    version: str = ""
+    adapter: str = ""
+    salt: bytes = b""
+    request_id: str = ""
+    group: str = ""
+    pin_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A resumed sequence as it stands, and every shadow in its table."""
+
+    view: SequenceView
+    committed_tokens: int
+    shadows: tuple[Shadow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a recovery found. Missed blocks had been committed; torn ones are those of a damaged record."""
+
+    committed_block_count: int
+    private_block_count: int
+    missed_block_count: int
+    torn_block_count: int
+    pin_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a session has: its sequences, and their blocks that are not committed."""
+
+    sequence_count: int
+    private_block_count: int
 
 
 @dataclass(frozen=True, slots=True)

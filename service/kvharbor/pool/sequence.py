@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
+from kvharbor.pool.cells import NO_CELL
 from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.results import SequenceView
 
@@ -14,15 +15,16 @@ class Pin:
     tenant: str
     name: str
     namespace: Namespace
-    fingerprint: "Fingerprint"
+    fingerprint: "Fingerprint | None"
     block_count: int
     blocks: list[int]
     promised: int
     expires_at: float | None
     sequence: "Sequence | None" = None
+    cell: int = NO_CELL
 
 
-# The arguments that a request_id or a pin's name stands for, by name.
+# The arguments that a request_id or a pin's name stands for, by name; None where an earlier process was asked.
 Fingerprint = dict[str, object]
 
 
@@ -41,7 +43,7 @@ class Sequence:
     chain_node: int
     request_id: str
     group: str
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint | None
     table: list[int]
     tail: bytearray
     token_count: int
@@ -76,13 +78,18 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One engine. `ended`: it may call no more. `quiet`: none of its processes touches a block any more."""
+    """One engine. `ended`: it may call no more. `quiet`: none of its processes touches a block any more.
+
+    `unclaimed` are private blocks that it had before a restart and has not named yet; they are QUARANTINED.
+    """
 
     session: int
     tenant: str
     ended: bool = False
+    writers_quiet: bool = False
     quiet: bool = False
     next_number: int = 1
+    unclaimed: set[int] = field(default_factory=set)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     by_request: dict[str, Sequence] = field(default_factory=dict)
     by_group: dict[str, set[int]] = field(default_factory=dict)

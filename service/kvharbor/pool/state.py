@@ -7,6 +7,7 @@ from kvharbor.pool.blocks import Blocks
 from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
 from kvharbor.pool.events import BlocksRemoved, Event
 from kvharbor.pool.eviction import LeastRecentlyReleased
+from kvharbor.pool.ledger import Ledger
 from kvharbor.pool.namespaces import Namespaces
 from kvharbor.pool.results import PoolConfig, SequenceView
 from kvharbor.pool.sequence import Pin, Sequence, Session
@@ -17,25 +18,42 @@ from kvharbor.pool.tree import PrefixTree
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A sequence that belongs to a token, whatever becomes of the session it came from."""
+    """A sequence that belongs to a token, whatever becomes of `source`, the (session, number) it came from."""
 
     sequence: Sequence
     tenant: str
     expires_at: float
+    source: tuple[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Recovery:
+    """A holder: of committed blocks that sessions of the earlier process may be reading, parents first.
+
+    `limbo` are blocks that somebody may be reading too, but whose record is of no use: they are QUARANTINED.
+    `awaited` are the sessions that have neither resumed nor gone.
+    """
+
+    held: list[int]
+    limbo: list[int]
+    awaited: set[int]
 
 
 class State:
     """What the operations work on. Each sequence is in one place: a session, a hand-off, or `in_flight`."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, ledger: Ledger, *, first_number: int = 1, first_revision: int = 0) -> None:
         self.config = config
         self.block_tokens = config.block_tokens
         self.slice_blocks = config.slice_blocks
-        self.namespaces = Namespaces(config.identity)
+        self.ledger = ledger
+        self.namespaces = Namespaces(config.identity, ledger.cells)
         self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
-        self.blocks = Blocks(config.scratch_blocks, config.block_count, LeastRecentlyReleased())
+        self.blocks = Blocks(config.scratch_blocks, config.block_count, LeastRecentlyReleased(), ledger)
         self.sessions: dict[int, Session] = {}
         self.handoffs: dict[str, Handoff] = {}
+        # The token of each hand-off, by where its sequence came from.
+        self.handoff_tokens: dict[tuple[int, int], str] = {}
         # Sequences that an unfinished operation is building up or taking down.
         self.in_flight: set[Sequence] = set()
         self.pins: dict[tuple[str, str], Pin] = {}
@@ -46,7 +64,11 @@ class State:
         self.promised = 0
         # Blocks that admitted operations have still to take, out of free and cached ones.
         self.claimed = 0
-        self.revision = 0
+        self.revision = first_revision
+        # Numbers of sequences begin here in each session; those below may be an earlier process's.
+        self.first_number = first_number
+        # What a recovered pool keeps until every session that was known then has resumed or is gone.
+        self.recovery: Recovery | None = None
         self.events: list[Event] = []
         self.counters = Counters()
         self.tenants: dict[str, TenantCounters] = {}
@@ -88,6 +110,20 @@ class State:
         if sequence.copy_count:
             raise SequenceBusy(sequence_id=sequence.name())
 
+    def private_blocks(self, sequence: Sequence) -> list[int]:
+        """Returns the blocks of a table that are its own: not committed, or shadows."""
+        table, committed, canonical = sequence.table, sequence.committed_blocks, self.blocks.canonical
+        private = table[committed:]
+        if canonical:
+            private += [block for block in table[:committed] if block in canonical]
+        return private
+
+    def move(self, sequence: Sequence, *, session: int, number: int) -> None:
+        """Gives a sequence to another session, or to none, with its private blocks."""
+        sequence.session, sequence.number = session, number
+        self.blocks.give_to(self.private_blocks(sequence), session)
+        self.revision += 1
+
     def view(self, sequence: Sequence) -> SequenceView:
         """Returns a sequence's present state."""
         return sequence.view(self.blocks.generation, self.block_tokens)
@@ -113,14 +149,17 @@ class State:
         refs, pins = self.blocks.refs, self.blocks.pins
         return sum(1 for block in run if not refs[block] and not pins[block])
 
-    def fill(self, table: list[int], block_count: int) -> Steps[None]:
+    def fill(self, sequence: Sequence, block_count: int) -> Steps[None]:
         """Appends claimed blocks to a table, evicting only the shortfall ([P5]); cannot fail."""
+        table = sequence.table
         while block_count:
             part = min(self.slice_blocks, block_count)
             shortfall = part - self.blocks.free.count
             if shortfall > 0:
-                self.evict(shortfall)
-            table += self.blocks.reserve(part, table[-1] if table else None)
+                victims = self.blocks.evictable.pop_many(shortfall)
+                self.blocks.vacate(victims)
+                self._unindex(victims)
+            table += self.blocks.reserve(part, table[-1] if table else None, sequence.session)
             self.claimed -= part
             block_count -= part
             self.revision += 1
@@ -133,8 +172,11 @@ class State:
 
     def forget(self, victims: Run[int]) -> None:
         """COMMITTED -> FREE for blocks that have left the eviction policy, children before parents."""
-        removed = self.tree.remove_all(victims)
         self.blocks.release_private(victims)
+        self._unindex(victims)
+
+    def _unindex(self, victims: Run[int]) -> None:
+        removed = self.tree.remove_all(victims)
         self.counters.evicted_block_count += len(victims)
         self.revision += 1
         for tenant, digests in removed:

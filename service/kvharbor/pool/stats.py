@@ -41,7 +41,10 @@ class TenantStats:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """One moment: free + reserved + active + cached + warm + quarantined = total ([G5])."""
+    """One moment: free + reserved + active + cached + warm + quarantined = total ([G5]).
+
+    `unrecorded_count` is how often the ledger had no room for something: it is a miss after a restart ([L8]).
+    """
 
     revision: int
     total_block_count: int
@@ -57,5 +60,6 @@ class PoolStats:
     pin_count: int
     warm_budget_used_block_count: int
     warm_budget_block_count: int
+    unrecorded_count: int
     counters: Counters
     tenants: tuple[TenantStats, ...]

@@ -7,9 +7,10 @@ garbage collector tracks. They are lists, as reading an element of an array make
 time, for half of the columns' memory.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kvharbor.pool.digest import ExtraKey, block_digest, encode_extra_key
+from kvharbor.pool.digest import ExtraKey, encode_extra_key
 from kvharbor.pool.namespaces import FIRST_ROOT, NO_BLOCK, Namespace, Namespaces
 
 # A key is the parent node as eight bytes, then the content.
@@ -61,6 +62,10 @@ class PrefixTree:
             node = block
         return matched
 
+    def contains(self, block: int) -> bool:
+        """Whether a block id names a block in the tree."""
+        return 0 <= block < len(self._key) and self._key[block] is not None
+
     def find(self, parent: int, content: bytes) -> int | None:
         """Returns the block that holds this content below this parent."""
         return self._block_by_key.get(parent.to_bytes(PARENT_BYTES, "little") + content)
@@ -76,6 +81,7 @@ class PrefixTree:
         parents, keys, digests, namespaces = self.parent, self._key, self._digest, self._namespace
         first_child = self._first_child
         node, digest = parent, self.digest_of(parent)
+        sha256 = hashlib.sha256  # `block_digest` without a call a block
         published: list[bytes] = []
         for block, content in zip(blocks, contents, strict=True):
             key = node.to_bytes(PARENT_BYTES, "little") + content
@@ -84,7 +90,7 @@ class PrefixTree:
             keys[block] = key
             parents[block] = node
             namespaces[block] = namespace
-            digest = digests[block] = block_digest(digest, content)
+            digest = digests[block] = sha256(digest + content).digest()
             if published:
                 first_child[node] = block  # of a node that is itself new: there are no siblings
             else:
@@ -96,17 +102,19 @@ class PrefixTree:
         return published
 
     def remove_all(self, blocks: Sequence[int]) -> list[tuple[str, list[bytes]]]:
-        """Takes blocks out, children before parents; returns the digests that are gone, by tenant in runs."""
+        """Takes blocks out, children before parents; returns the digests that are gone, by namespace in runs."""
         index, keys, digests, namespaces = self._block_by_key, self._key, self._digest, self._namespace
         parents, following, preceding = self.parent, self._next_sibling, self._previous_sibling
         removed: list[tuple[str, list[bytes]]] = []
-        tenant: str | None = None
+        namespace: Namespace = None  # type: ignore[assignment]
         gone: list[bytes] = []
         for block in blocks:
-            namespace: Namespace = namespaces[block]  # type: ignore[assignment]
-            if namespace.tenant != tenant:
-                tenant, gone = namespace.tenant, []
-                removed.append((tenant, gone))
+            if namespaces[block] is not namespace:
+                if gone:
+                    self._count_removed(namespace, len(gone))
+                namespace = namespaces[block]  # type: ignore[assignment]
+                gone = []
+                removed.append((namespace.tenant, gone))
             gone.append(digests[block])  # type: ignore[arg-type]
             del index[keys[block]]  # type: ignore[arg-type]
             keys[block] = digests[block] = namespaces[block] = None
@@ -117,11 +125,14 @@ class PrefixTree:
             else:
                 namespace.first_child = NO_BLOCK
             parents[block] = NO_BLOCK
-            namespace.block_count -= 1
-            if not namespace.block_count:
-                self._namespaces.forget_if_empty(namespace)
+        if gone:
+            self._count_removed(namespace, len(gone))
         self.block_count -= len(blocks)
         return removed
+
+    def _count_removed(self, namespace: Namespace, block_count: int) -> None:
+        namespace.block_count -= block_count
+        self._namespaces.forget_if_empty(namespace)
 
     def _link(self, block: int, parent: int, namespace: Namespace) -> None:
         """Puts a block in front of its parent's children."""
@@ -166,6 +177,11 @@ class PrefixTree:
         key = self._key[block]
         assert key is not None
         return key[PARENT_BYTES:]
+
+    def keys(self, blocks: Iterable[int]) -> list[bytes]:
+        """Returns what blocks in the tree are keyed by: the parent node as eight bytes, then the content."""
+        keys = self._key
+        return [keys[block] for block in blocks]  # type: ignore[misc]
 
     def children(self, node: int) -> Iterator[int]:
         """Yields the blocks right below a block or a namespace's root, the latest first."""

@@ -35,13 +35,18 @@ def prompt(asked: Prompt) -> int:
     count = token_count(asked.token_ids, "token_ids")
     if not count:
         raise InvalidField(field="token_ids", value="empty", limit="at least one token", remedy="a prompt needs tokens")
-    text("version", asked.version, MAX_KEY_BYTES)
-    text("adapter", asked.adapter, MAX_KEY_BYTES)
-    if len(asked.salt) > MAX_KEY_BYTES:
-        _too_long("salt", len(asked.salt), MAX_KEY_BYTES)
+    namespace(asked.version, asked.adapter, asked.salt)
     if asked.extra_keys:
         extra_keys(asked.extra_keys, 0, count)
     return count
+
+
+def namespace(version: str, adapter: str, salt: bytes) -> None:
+    """Checks the parts of a namespace that the caller chooses."""
+    text("version", version, MAX_KEY_BYTES)
+    text("adapter", adapter, MAX_KEY_BYTES)
+    if len(salt) > MAX_KEY_BYTES:
+        _too_long("salt", len(salt), MAX_KEY_BYTES)
 
 
 def listed(field: str, entry_count: int, most: int) -> None:

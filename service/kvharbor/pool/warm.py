@@ -4,10 +4,10 @@ A pin is for (tenant, name), not for a session, and counts each distinct block o
 still to be computed count from the reply on and are pinned at their commit.
 """
 
-from kvharbor.pool import validate
+from kvharbor.pool import pins, validate
 from kvharbor.pool.allocation import claim_run, hold_match, refuse_too_large
 from kvharbor.pool.errors import InvalidField, PinNotFound, RequestIdReused, WarmBudgetExceeded
-from kvharbor.pool.release import end_pin, take_down
+from kvharbor.pool.release import announce_end, take_down
 from kvharbor.pool.results import PinView, Prompt, Warmed
 from kvharbor.pool.sequence import Fingerprint, Pin, Sequence
 from kvharbor.pool.state import State
@@ -51,6 +51,7 @@ def warmup(
     old = state.pins.get((tenant, name))
     if old is not None and old.sequence is not None and old.fingerprint == fingerprint:
         old.expires_at = expires_at
+        pins.record_deadline(state, old)
         mine = old.sequence if old.sequence.session == session else None
         return Warmed(
             len(old.blocks) * block_tokens,
@@ -96,10 +97,12 @@ def warmup(
     pin = Pin(tenant, name, namespace, fingerprint, present + promised, list(sequence.table), promised, expires_at)
     state.blocks.pin(pin.blocks)
     state.promised += promised
+    if pin.block_count:
+        namespace.user_count += 1
+        pins.record(state, pin)
     if old is not None:
         _detach_pin(state, old)
     if pin.block_count:
-        namespace.user_count += 1
         state.pins[tenant, name] = pin
     pinned_tokens = present * block_tokens
     missing_tokens = missing * block_tokens
@@ -108,7 +111,7 @@ def warmup(
         sequence.pin, pin.sequence = pin, sequence
         sequence.tail = bytearray(tokens[4 * pinned_tokens :])
         sequence.cached_tokens = sequence.computed_tokens = pinned_tokens
-        yield from state.fill(sequence.table, promised)
+        yield from state.fill(sequence, promised)
         owner = state.sessions[sequence.session]
         sequence.number = owner.take_number()
         owner.add(sequence)
@@ -122,7 +125,7 @@ def warmup(
         if pin.block_count:
             state.namespaces.disuse(old.namespace)
         else:
-            end_pin(state, old, expired=False)  # moved to where nothing is
+            announce_end(state, old, expired=False)  # moved to where nothing is
     return Warmed(pinned_tokens, missing_tokens, view)
 
 
@@ -142,7 +145,7 @@ def unwarm(state: State, tenant: str, name: str) -> Steps[None]:
         raise PinNotFound(name=name)
     _detach_pin(state, pin)
     yield from _unpin(state, pin)
-    end_pin(state, pin, expired=False)
+    announce_end(state, pin, expired=False)
 
 
 def expire(state: State, now: float) -> Steps[None]:
@@ -154,7 +157,7 @@ def expire(state: State, now: float) -> Steps[None]:
             continue  # moved, ended or renewed while an earlier one was let go
         _detach_pin(state, pin)
         yield from _unpin(state, pin)
-        end_pin(state, pin, expired=True)
+        announce_end(state, pin, expired=True)
 
 
 def _check_budget(state: State, old: Pin | None, present: list[int], missing: int) -> None:
@@ -174,6 +177,7 @@ def _check_budget(state: State, old: Pin | None, present: list[int], missing: in
 def _detach_pin(state: State, pin: Pin) -> None:
     """Frees the pin's name and cuts it from its sequence; its blocks are still pinned."""
     state.pins.pop((pin.tenant, pin.name), None)
+    pins.erase(state, pin)
     state.ending_pins.add(pin)
     state.promised -= pin.promised
     pin.promised = 0

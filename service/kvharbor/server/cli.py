@@ -9,9 +9,12 @@ from kvharbor.server.commands.demo import demo
 from kvharbor.server.commands.drop import drop
 from kvharbor.server.commands.execute import execute
 from kvharbor.server.commands.health import health
+from kvharbor.server.commands.kill_session import kill_session
 from kvharbor.server.commands.prefixes import lookup, unwarm, warm
 from kvharbor.server.commands.serve import serve
+from kvharbor.server.commands.sessions import sessions
 from kvharbor.server.commands.stats import stats
+from kvharbor.server.commands.upgrade import upgrade
 from kvharbor.server.commands.watch import watch
 from kvharbor.server.errors import CommandError, StartupError
 
@@ -25,8 +28,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, stats, lookup, warm, unwarm, drop, watch, health, demo):
+for command in (serve, stats, lookup, warm, unwarm, drop, watch, sessions, upgrade, health, demo):
     app.command()(command)
+app.command("kill-session")(kill_session)
 app.command("exec")(execute)
 
 

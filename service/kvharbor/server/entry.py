@@ -3,7 +3,9 @@
 import sys
 from typing import Final, NoReturn
 
-SERVER_PACKAGES: Final = frozenset({"grpc_health", "grpc_reflection", "pydantic", "rich", "structlog", "typer"})
+SERVER_PACKAGES: Final = frozenset(
+    {"grpc_health", "grpc_reflection", "prometheus_client", "pydantic", "rich", "structlog", "typer"}
+)
 """What the extra `server` installs, by the names for import."""
 _EXIT_UNUSABLE = 2
 

@@ -2,8 +2,9 @@
 
 ServerError
 ├── SessionRequired, SessionUnknown, AdminRequired      the caller is not known, or not allowed
-├── PoolNotFound, WarmTaskNotFound                      unknown, another tenant's, or somebody else's by now
-├── StaleEpoch, PoolSizeMismatch, PoolInUse             state says no: do not retry unchanged
+├── PoolNotFound, SessionNotFound, WarmTaskNotFound     unknown, another tenant's, or somebody else's by now
+├── StaleEpoch, PoolSizeMismatch, PoolInUse,
+│   ResumeRequired, PeerUnproven, RankTaken             state says no: do not retry unchanged
 ├── RevisionCompacted, WatcherTooSlow                   gone: watch again from a snapshot
 ├── TooManyWarmTasks                                    full: let engines work some off
 └── Starting, Draining                                  not now: retry
@@ -83,6 +84,19 @@ class PoolNotFound(ServerError):
 
     def metadata(self) -> dict[str, str]:
         return {"poolId": self.pool_id}
+
+
+class SessionNotFound(ServerError):
+    """No session of that id lives, or waits for the end of its processes."""
+
+    reason = "SESSION_NOT_FOUND"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"no session {session_id!r} is here: it has ended, and nothing of it is left")
+
+    def metadata(self) -> dict[str, str]:
+        return {"sessionId": self.session_id}
 
 
 class WarmTaskNotFound(ServerError):
@@ -166,6 +180,47 @@ class PoolInUse(ServerError):
             "sequenceCount": str(self.sequence_count),
             "pinCount": str(self.pin_count),
         }
+
+
+class ResumeRequired(ServerError):
+    """The process before this one knew what the session holds; this one has to be told."""
+
+    reason = "RESUME_REQUIRED"
+    remedy = "say hello with `resume` on a new side socket, then call Resume for the pool"
+
+    def __init__(self, pool_id: str) -> None:
+        self.pool_id = pool_id
+        super().__init__(f"the service's process was replaced and pool {pool_id!r} is not resumed: {self.remedy}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"poolId": self.pool_id, "remedy": self.remedy}
+
+
+class PeerUnproven(ServerError):
+    """The kernel does not prove which process connects, so that its end could never be known."""
+
+    reason = "PEER_UNPROVEN"
+
+    def __init__(self, pid: int, *, remedy: str) -> None:
+        self.pid = pid
+        self.remedy = remedy
+        super().__init__(f"the kernel does not prove which process connects (pid {pid}): {remedy}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"pid": str(self.pid), "remedy": self.remedy}
+
+
+class RankTaken(ServerError):
+    """Two members of a session cannot have one rank."""
+
+    reason = "RANK_TAKEN"
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank} of the session is taken: join with a rank of its own")
+
+    def metadata(self) -> dict[str, str]:
+        return {"rank": str(self.rank)}
 
 
 class RevisionCompacted(ServerError):

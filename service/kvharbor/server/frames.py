@@ -14,7 +14,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class StreamEnded(Exception):
-    """The other side has closed the socket, or speaks something else."""
+    """The other side has closed the socket."""
+
+
+class FrameInvalid(Exception):
+    """The other side speaks something else."""
 
 
 class Frames:
@@ -25,14 +29,14 @@ class Frames:
         self._sending = asyncio.Lock()
 
     async def receive(self) -> side_pb2.SideRequest:
-        """Waits for the next frame; raises StreamEnded."""
+        """Waits for the next frame; raises StreamEnded, FrameInvalid, OSError."""
         (length,) = _LENGTH.unpack(await self._receive_exactly(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
-            raise StreamEnded(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+            raise FrameInvalid(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
         try:
             return side_pb2.SideRequest.FromString(await self._receive_exactly(length))
         except DecodeError:
-            raise StreamEnded("a frame that is no SideRequest") from None
+            raise FrameInvalid("a frame that is no SideRequest") from None
 
     async def send(self, response: side_pb2.SideResponse, fds: tuple[int, ...] = ()) -> None:
         """Sends a frame, and descriptors with its first bytes; raises OSError."""

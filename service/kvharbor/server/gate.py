@@ -2,15 +2,19 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import structlog
 
-from kvharbor.server.errors import Draining, ServerError, SessionRequired, Starting
-from kvharbor.server.sessions import Peer, Session, Sessions
-from kvharbor.server.status import REFUSALS, abort
+from kvharbor.server.call_timings import CallTimings
+from kvharbor.server.errors import AdminRequired, Draining, ServerError, SessionRequired, Starting
+from kvharbor.server.peer import Peer
+from kvharbor.server.session import Session
+from kvharbor.server.sessions import Sessions
+from kvharbor.server.status import CODES, REFUSALS, abort
 
 log = structlog.get_logger(__name__)
 
@@ -21,11 +25,13 @@ R = TypeVar("R")
 
 
 class Gate:
-    """Refuses calls before the service is ready and while it drains; counts those under way."""
+    """Refuses calls before the service is ready and while it drains; counts and times those that are let in."""
 
     def __init__(self) -> None:
         self.refusal: ServerError | None = Starting()
         self.call_count = 0
+        self.stream_count = 0
+        self.timings = CallTimings()
         self._idle: asyncio.Future[None] | None = None
 
     def open(self) -> None:
@@ -82,6 +88,13 @@ class Callers:
         except SessionRequired:
             return None
 
+    def administrator(self, context: "Context") -> Peer:
+        """Returns who calls; raises AdminRequired for one who may not do everything."""
+        peer = self.session(context).peer
+        if not peer.administrator:
+            raise AdminRequired(peer.uid)
+        return peer
+
     def peer(self, context: "Context") -> Peer:
         """Returns who calls, with a session or as the tenant that the settings name for others."""
         session = self.session_or_none(context)
@@ -111,18 +124,26 @@ def answered(method: Callable[[S, Q, Context], Awaitable[R]]) -> Call[S, Q, R]:
     @functools.wraps(method)
     async def call(servicer: S, request: Q, context: Context) -> R:
         gate = servicer.gate
+        began_at = time.perf_counter()
         try:
             gate.enter()
         except ServerError as refused:
             await abort(context, refused)
+        code = "OK"
         try:
             return await method(servicer, request, context)
         except REFUSALS as refused:
+            code = CODES[type(refused)].name
             await abort(context, refused)
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
         except Exception:
+            code = "INTERNAL"
             await _abort_unexpected(context, method.__name__)
         finally:
             gate.leave()
+            gate.timings.add(method.__name__, code, time.perf_counter() - began_at)
 
     return call
 
@@ -132,15 +153,19 @@ def streamed(method: Callable[[S, Q, Context], AsyncIterator[R]]) -> Stream[S, Q
 
     @functools.wraps(method)
     async def call(servicer: S, request: Q, context: Context) -> AsyncIterator[R]:
+        gate = servicer.gate
+        gate.stream_count += 1
         try:
-            if servicer.gate.refusal is not None:
-                raise servicer.gate.refusal
+            if gate.refusal is not None:
+                raise gate.refusal
             async for response in method(servicer, request, context):
                 yield response
         except REFUSALS as refused:
             await abort(context, refused)
         except Exception:
             await _abort_unexpected(context, method.__name__)
+        finally:
+            gate.stream_count -= 1
 
     return call
 

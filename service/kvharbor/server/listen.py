@@ -1,4 +1,4 @@
-"""The service's addresses: a Unix socket for gRPC and one for side connections, and TCP by choice."""
+"""The addresses for gRPC: a Unix socket, and TCP by choice."""
 
 import ipaddress
 import socket
@@ -16,23 +16,6 @@ log = structlog.get_logger(__name__)
 def listen_unix(server: grpc.aio.Server, paths: SocketPaths, access: SocketAccess) -> None:
     """Binds gRPC to the service's Unix socket."""
     bind_published(paths.grpc, access, lambda name: server.add_insecure_port(f"unix:{name}"))
-
-
-def listen_side(paths: SocketPaths, access: SocketAccess) -> socket.socket:
-    """Returns the listening side socket, the caller's to close."""
-
-    def bind(name: str) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(name)
-            # Beyond the backlog a Unix client is not made to wait but fails: a host's workers may start at once.
-            listener.listen(socket.SOMAXCONN)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
-
-    return bind_published(paths.side, access, bind)
 
 
 def listen_tcp(server: grpc.aio.Server, address: str, port_file: Path) -> str:
@@ -55,6 +38,17 @@ def listen_tcp(server: grpc.aio.Server, address: str, port_file: Path) -> str:
     return f"{numeric}:{bound_port}"
 
 
+def listen_http(address: str) -> tuple[socket.socket, str]:
+    """Returns a listening socket at HOST:PORT, the caller's to close, and the address with its real port.
+
+    Raises StartupError when the address is taken or is not this host's.
+    """
+    host, _, port = address.rpartition(":")
+    listener = _bound(_resolved(host.strip("[]"), int(port), address), address)
+    name, bound_port = listener.getsockname()[:2]
+    return listener, f"[{name}]:{bound_port}" if ":" in name else f"{name}:{bound_port}"
+
+
 def _resolved(host: str, port: int, address: str) -> tuple[str, int]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -65,12 +59,17 @@ def _resolved(host: str, port: int, address: str) -> tuple[str, int]:
 
 def _require_free(found: tuple[str, int], address: str) -> None:
     """Binds and lets go: gRPC itself tells no cause, and writes lines of its own to stderr."""
-    family = socket.AF_INET6 if ":" in found[0] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Like gRPC's own socket: connections of a dead service that linger must not hold up its successor.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(found)
-            probe.listen(1)
-        except OSError as failure:
-            raise StartupError(f"cannot listen at {address}: {failure.strerror}; set another address") from None
+    _bound(found, address).close()
+
+
+def _bound(found: tuple[str, int], address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in found[0] else socket.AF_INET, socket.SOCK_STREAM)
+    # Like gRPC's own socket: connections of a dead service that linger must not hold up its successor.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(found)
+        listener.listen()
+    except OSError as failure:
+        listener.close()
+        raise StartupError(f"cannot listen at {address}: {failure.strerror}; set another address") from None
+    return listener

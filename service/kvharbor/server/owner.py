@@ -1,7 +1,6 @@
 """The one place that drives a pool: each operation to its end, slice by slice, each session's in order."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -182,5 +181,5 @@ class PoolOwner:
 
 
 def offset_clock(offset_s: float) -> Callable[[], float]:
-    """Returns a monotonic clock with an offset, so that a time taken elsewhere shows."""
-    return lambda: time.monotonic() + offset_s
+    """Returns the clock of the running event loop with an offset, so that a time taken elsewhere shows [S21]."""
+    return lambda: asyncio.get_running_loop().time() + offset_s

@@ -12,15 +12,24 @@ import os
 import shutil
 import socket
 import stat
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from kvharbor.server.errors import StartupError
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
+
+PATIENCE_S = 5.0
+"""How long a start waits for the children of a supervisor that was killed."""
+_POLL_S = 0.02
 
 MAX_PATH_BYTES = 107
 """The kernel's limit for a Unix socket's path."""
@@ -65,17 +74,19 @@ def socket_paths(path: str) -> SocketPaths:
 
 
 @contextlib.contextmanager
-def claimed(paths: SocketPaths) -> Iterator[None]:
-    """Owns the paths while the context lasts, and leaves none of them behind.
+def claimed(paths: SocketPaths, *, patience_s: float = PATIENCE_S) -> Iterator[int]:
+    """Owns the paths while the context lasts, and leaves none of them behind; yields the lock's descriptor.
 
-    Sockets of a dead service are taken away. Raises StartupError, with nothing changed, when another
-    service lives there, when something else than a socket lies there, or when the directory does not serve.
+    Whoever inherits the descriptor shares in owning the paths: nobody else gets them until its last copy is closed.
+    Sockets of a dead service are taken away. Raises StartupError, with nothing changed, when another service lives
+    there, when children of a dead one are not gone after `patience_s`, when something else than a socket lies there,
+    or when the directory does not serve.
     """
     _require_directory(paths.grpc)
     for each in (paths.grpc, paths.side):
         _require_replaceable(each)
     with contextlib.ExitStack() as undo:
-        lock = _locked(paths)
+        lock = _locked(paths, patience_s)
         undo.callback(os.close, lock)
         # Unlinked while still held: whoever opened it meanwhile sees that it locked a dead file.
         undo.callback(paths.lock.unlink, missing_ok=True)
@@ -84,7 +95,7 @@ def claimed(paths: SocketPaths) -> Iterator[None]:
         # Only from here on is what lies at these paths ours to remove.
         _unlink(paths)
         undo.callback(_unlink, paths)
-        yield
+        yield lock
 
 
 def bind_published(path: Path, access: SocketAccess, bind: Callable[[str], T]) -> T:
@@ -94,13 +105,11 @@ def bind_published(path: Path, access: SocketAccess, bind: Callable[[str], T]) -
     does not exist any more when gRPC unlinks it at its end. The caller owns the path, see `claimed`.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    # One name a path: what a crash between bind and rename leaves is found, and replaced, by the next start.
-    private = f".{zlib.crc32(os.fsencode(path.name)):08x}.new"
-    made = path.with_name(private)
+    made = _private(path)
     made.unlink(missing_ok=True)
     previous = os.umask(0o177)
     try:
-        bound = bind(f"/proc/self/fd/{directory}/{private}")
+        bound = bind(f"/proc/self/fd/{directory}/{made.name}")
     finally:
         os.umask(previous)
         os.close(directory)
@@ -115,9 +124,31 @@ def bind_published(path: Path, access: SocketAccess, bind: Callable[[str], T]) -
     return bound
 
 
+def listen_side(paths: SocketPaths, access: SocketAccess) -> socket.socket:
+    """Returns the listening side socket, the caller's to close."""
+
+    def bind(name: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(name)
+            # Beyond the backlog a Unix client is not made to wait but fails: a host's workers may start at once.
+            listener.listen(socket.SOMAXCONN)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    return bind_published(paths.side, access, bind)
+
+
+def _private(path: Path) -> Path:
+    """The name under which a socket for `path` is made: one, so that what a crash leaves is found and replaced."""
+    return path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.new")
+
+
 def _set_group(path: Path, group: str) -> None:
     try:
-        shutil.chown(path, group=group)
+        shutil.chown(path, group=int(group) if group.isdecimal() else group)
     except PermissionError:
         raise StartupError(
             f"the sockets cannot get the group {group!r}: start as root or as a member of that group"
@@ -130,6 +161,15 @@ def _require_directory(path: Path) -> None:
         raise StartupError(f"the directory {parent} of the socket does not exist: create it or set another socket")
     if not parent.is_dir():
         raise StartupError(f"{parent}, where the socket shall be, is no directory: set another socket")
+    mode = parent.stat().st_mode
+    # Not refused: the shared volume of a pod is like that, and has no other users.
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        log.warning(
+            "any user may replace the sockets",
+            directory=str(parent),
+            mode=f"{stat.S_IMODE(mode):04o}",
+            remedy="set the sticky bit (chmod +t), or let only those write who serve",
+        )
 
 
 def _require_replaceable(path: Path) -> None:
@@ -143,23 +183,44 @@ def _require_replaceable(path: Path) -> None:
         raise StartupError(f"{path} exists and is no socket: remove it or set another socket")
 
 
-def _locked(paths: SocketPaths) -> int:
+def _locked(paths: SocketPaths, patience_s: float) -> int:
+    """Returns the lock file, locked twice.
+
+    The record lock is its process's alone and tells whether a supervisor lives. The other is shared with its
+    children: they may outlive it, by the moments that the kernel takes to end them.
+    """
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as failure:
             raise StartupError(f"cannot create {paths.lock} beside the socket: {failure.strerror}") from None
         try:
-            # Held through the descriptor, and by every fork that inherits it: none is made without exec.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as failure:
+            if not _try_lock(fcntl.lockf, lock, paths.lock):
+                raise StartupError(f"another kvharbor serves {paths.grpc}: stop it or set another socket")
+            while not _try_lock(fcntl.flock, lock, paths.lock):
+                if time.monotonic() >= deadline:
+                    raise StartupError(
+                        f"another kvharbor serves {paths.grpc}, or what is left of one that was killed: "
+                        f"stop it or set another socket"
+                    )
+                time.sleep(_POLL_S)
+            if _is_at(lock, paths.lock):
+                return lock
+        except BaseException:
             os.close(lock)
-            if failure.errno != errno.EWOULDBLOCK:
-                raise StartupError(f"cannot lock {paths.lock}: {failure.strerror}") from None
-            raise StartupError(f"another kvharbor serves {paths.grpc}: stop it or set another socket") from None
-        if _is_at(lock, paths.lock):
-            return lock
+            raise
         os.close(lock)
+
+
+def _try_lock(lock: Callable[[int, int], None], descriptor: int, path: Path) -> bool:
+    try:
+        lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as failure:
+        if failure.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise StartupError(f"cannot lock {path}: {failure.strerror}") from None
+        return False
+    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -185,5 +246,5 @@ def _require_unserved(path: Path) -> None:
 
 
 def _unlink(paths: SocketPaths) -> None:
-    for each in (paths.grpc, paths.side, paths.port):
+    for each in (paths.grpc, paths.side, _private(paths.grpc), _private(paths.side), paths.port):
         each.unlink(missing_ok=True)

@@ -1,30 +1,29 @@
-"""Calls on pools, sessions and the service itself. They only translate."""
+"""Calls on pools and the service itself. They only translate."""
 
 import base64
 import binascii
 import time
+from collections.abc import Callable
 
 import structlog
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import SessionUnknown
 from kvharbor.server.gate import Callers, Context, Gate, answered
+from kvharbor.server.greeting import API_VERSION
+from kvharbor.server.life import Life
+from kvharbor.server.pages import page_size_of
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import ServedPool
+from kvharbor.server.session_calls import SessionCalls
 from kvharbor.server.sessions import Sessions
-from kvharbor.server.side import API_VERSION
 from kvharbor.server.wire import descriptor_message, duration_message, layout_of
 from kvharbor.v1 import pool_service_pb2 as pb
-from kvharbor.v1 import pool_service_pb2_grpc as rpc
 from kvharbor.v1 import types_pb2
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_PAGE_SIZE = 50
-MAX_PAGE_SIZE = 200
 
-
-class PoolCalls(rpc.PoolServiceServicer):
+class PoolCalls(SessionCalls):
     """PoolService."""
 
     def __init__(
@@ -33,14 +32,16 @@ class PoolCalls(rpc.PoolServiceServicer):
         callers: Callers,
         pools: Pools,
         sessions: Sessions,
+        life: Life,
+        ask_upgrade: Callable[[], None],
         *,
         server_version: str,
         max_message_bytes: int,
     ) -> None:
-        self.gate = gate
-        self._callers = callers
+        super().__init__(gate, callers, sessions)
         self._pools = pools
-        self._sessions = sessions
+        self._life = life
+        self._ask_upgrade = ask_upgrade
         self._server_version = server_version
         self._max_message_bytes = max_message_bytes
         self._started_at = time.monotonic()
@@ -60,6 +61,9 @@ class PoolCalls(rpc.PoolServiceServicer):
             memory_available_bytes=self._pools.memory_available_bytes,
             max_message_bytes=self._max_message_bytes,
             uptime=duration_message(time.monotonic() - self._started_at),
+            restart_count=self._life.restart_count,
+            stall_count=self._life.stall_count,
+            stall_time=duration_message(self._life.stalled_s),
         )
 
     @answered
@@ -67,6 +71,8 @@ class PoolCalls(rpc.PoolServiceServicer):
         session = self._callers.session(context)
         layout = layout_of(request.layout)
         served, created = await self._pools.open(session, request.name, layout, request.size_bytes)
+        # Before the answer: the next process must know that the session may hold blocks there [S15].
+        self._sessions.keep(session)
         log.info("pool opened", pool=served.pool_id, session=session.number, created=created)
         return pb.OpenPoolResponse(descriptor=self.describe(served), created=created)
 
@@ -77,12 +83,8 @@ class PoolCalls(rpc.PoolServiceServicer):
 
     @answered
     async def ListPools(self, request: pb.ListPoolsRequest, context: Context) -> pb.ListPoolsResponse:
-        if request.page_size < 0:
-            raise InvalidField(
-                field="page_size", value=request.page_size, limit="0 or more", remedy="0 means the default"
-            )
+        page_size = page_size_of(request.page_size)
         after = _page_start(request.page_token)
-        page_size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         seen = self._pools.all_visible(self._callers.peer(context))
         rest = [served for served in seen if after is None or (served.name, served.tenant) > after]
         page = rest[:page_size]
@@ -94,22 +96,20 @@ class PoolCalls(rpc.PoolServiceServicer):
     @answered
     async def DropPool(self, request: pb.DropPoolRequest, context: Context) -> pb.DropPoolResponse:
         session = self._callers.session(context)
-        return pb.DropPoolResponse(already_dropped=not await self._pools.drop(session, request.pool_id))
+        was_dropped = await self._pools.drop(session, request.pool_id)
+        self._sessions.keep(session)
+        return pb.DropPoolResponse(already_dropped=not was_dropped)
 
     @answered
-    async def CloseSession(
+    async def Upgrade(
         self,
-        request: pb.CloseSessionRequest,  # noqa: ARG002 - the signature is gRPC's
+        request: pb.UpgradeRequest,  # noqa: ARG002 - the signature is gRPC's
         context: Context,
-    ) -> pb.CloseSessionResponse:
-        token = self._callers.token(context)
-        try:
-            session = self._sessions.of(token)
-        except SessionUnknown:
-            # Closed before: the answer to that call may have been lost.
-            return pb.CloseSessionResponse()
-        released_count = await self._sessions.end(session, cause="closed by the client")
-        return pb.CloseSessionResponse(released_sequence_count=released_count)
+    ) -> pb.UpgradeResponse:
+        self._callers.administrator(context)
+        # Answered before it begins: this process ends.
+        self._ask_upgrade()
+        return pb.UpgradeResponse(epoch=self._life.epoch, restart_count=self._life.restart_count)
 
     def describe(self, served: ServedPool) -> types_pb2.PoolDescriptor:
         """Returns a pool's descriptor as a message."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ from kvharbor.gpumem import (
     ReservationCancelled,
     block_count_for,
 )
-from kvharbor.pool import PoolConfig
+from kvharbor.pool import Pool
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.admission import Admission
 from kvharbor.server.errors import (
@@ -22,18 +23,24 @@ from kvharbor.server.errors import (
     PoolInUse,
     PoolNotFound,
     PoolSizeMismatch,
+    ResumeRequired,
     ServerError,
     SessionUnknown,
     StaleEpoch,
 )
 from kvharbor.server.event_log import EventLog
+from kvharbor.server.keeper import Keeper
+from kvharbor.server.kept_pools import PoolFacts, drop_pool, keep_pool, kept_pools, pool_config
+from kvharbor.server.life import Life
 from kvharbor.server.owner import Crash, PoolOwner
-from kvharbor.server.served_pool import OpenedPool, ServedPool, pool_with_memory
-from kvharbor.server.sessions import Peer, Session
+from kvharbor.server.peer import Peer
+from kvharbor.server.pool_memory import PoolMemory, pool_with_memory, recovered_pool
+from kvharbor.server.served_pool import OpenedPool, ServedPool
+from kvharbor.server.session import Session
+from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import WarmDesk
-from kvharbor.server.wire import identity_of
 
 log = structlog.get_logger(__name__)
 
@@ -42,19 +49,20 @@ class Pools:
     """All pools. Memory is booked before it is reserved: no two openings have the same bytes [S8]."""
 
     def __init__(
-        self, settings: Settings, *, memory_bytes: int, epoch: str, clock: Callable[[], float], crash: Crash
+        self, settings: Settings, life: Life, keeper: Keeper, *, clock: Callable[[], float], crash: Crash
     ) -> None:
-        self.memory_bytes = memory_bytes
-        self.memory_available_bytes = memory_bytes
-        self.epoch = epoch
+        self.memory_bytes = life.memory_bytes
+        self.memory_available_bytes = life.memory_bytes
+        self.epoch = life.epoch
         self._settings = settings
+        self._life = life
+        self._keeper = keeper
         self._clock = clock
         self._crash = crash
         self._by_id: dict[str, ServedPool] = {}
         self._by_name: dict[tuple[str, str], ServedPool] = {}
         self._making: dict[tuple[str, str], asyncio.Task[ServedPool]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
-        self._next_number = 1
         self._closing = False
 
     async def open(self, session: Session, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
@@ -72,10 +80,18 @@ class Pools:
             raise SessionUnknown
         if served.pool_id not in session.opened:
             served.pool.open_session(session.number, session.peer.tenant)
-            served.sessions.add(session)
-            prefix = f"{served.pool_id}.{session.number}."
-            session.opened[served.pool_id] = OpenedPool(served, Turns(), prefix)
+            self._open(session, served, resumed=True)
         return served, created
+
+    async def recover(self, sessions: Sessions) -> None:
+        """Takes up the pools that an earlier process has kept, and opens them for the sessions that had them open."""
+        for facts, fds in kept_pools(self._keeper):
+            had_it = [session for session in sessions.all() if facts.pool_id in session.kept_pool_ids]
+            await self._recover(facts, fds, had_it)
+
+    async def declare(self, tenant: str, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
+        """Makes a pool that the configuration declares; the flag tells whether it was not there yet."""
+        return await self._found_or_made((tenant, name), layout, size_bytes)
 
     def visible(self, peer: Peer, pool_id: str) -> ServedPool:
         """Returns a pool that the caller may see; raises PoolNotFound, for another tenant's too, or StaleEpoch."""
@@ -84,12 +100,25 @@ class Pools:
             raise self.unknown(pool_id)
         return served
 
+    def opened(self, session: Session, pool_id: str) -> OpenedPool:
+        """Returns a pool that the session may work on; raises PoolNotFound, StaleEpoch, ResumeRequired."""
+        opened = session.opened.get(pool_id)
+        if opened is None:
+            raise self.unknown(pool_id)
+        if not opened.resumed:
+            raise ResumeRequired(pool_id)
+        return opened
+
     def unknown(self, pool_id: str) -> ServerError:
         """Returns the error for a pool_id that names nothing here."""
         epoch, _, number = pool_id.partition(".")
         if epoch != self.epoch and re.fullmatch(r"[0-9a-f]{12}", epoch) and re.fullmatch(r"[0-9]{1,18}", number):
             return StaleEpoch(epoch, current_epoch=self.epoch)
         return PoolNotFound(pool_id[:80])
+
+    def all(self) -> list[ServedPool]:
+        """Returns every pool."""
+        return [*self._by_id.values()]
 
     def all_visible(self, peer: Peer) -> list[ServedPool]:
         """Returns the pools that the caller may see, in order of name."""
@@ -107,6 +136,7 @@ class Pools:
             raise PoolInUse(session_count=others, sequence_count=usage.sequence_count, pin_count=usage.pin_count)
         del self._by_id[pool_id]
         del self._by_name[served.tenant, served.name]
+        drop_pool(self._keeper, served)
         session.opened.pop(pool_id, None)
         # Whatever becomes of the call: what nobody finds any more must still give its memory back.
         dropping = asyncio.create_task(self._close_dropped(served))
@@ -114,16 +144,6 @@ class Pools:
         dropping.add_done_callback(self._dropping.discard)
         await asyncio.shield(dropping)
         return True
-
-    async def end_session(self, session: Session, opened: OpenedPool) -> int:
-        """Takes a session out of a pool once its calls under way have ended; returns the sequences released."""
-        served, number = opened.served, session.number
-        served.admission.give_up(session, SessionUnknown())
-        await served.owner.run(opened.turns, lambda: served.pool.end_session(number))
-        # The side socket's end is taken for the proof that the session's processes are gone.
-        released_count = await served.owner.run(opened.turns, lambda: served.pool.session_quiet(number))
-        served.sessions.discard(session)
-        return released_count
 
     async def close(self, reason: ServerError) -> None:
         """Closes every pool; for shutdown, after the last session."""
@@ -142,6 +162,7 @@ class Pools:
 
     async def _close_dropped(self, served: ServedPool) -> None:
         await served.close(PoolNotFound(served.pool_id))
+        await asyncio.to_thread(served.memory.forget)
         self.memory_available_bytes += served.descriptor.size_bytes
         log.info("pool dropped", pool=served.pool_id, name=served.name, tenant=served.tenant)
 
@@ -176,17 +197,10 @@ class Pools:
             if size_bytes or rules.size:
                 raise _less_than_a_block(refused) from None
             raise self._insufficient(refused.needed_bytes, "drop a pool or raise memory") from None
-        config = PoolConfig(
-            block_count=descriptor.block_count - layout.scratch_blocks,
-            block_tokens=layout.block_tokens,
-            scratch_blocks=layout.scratch_blocks,
-            identity=identity_of(layout),
-            min_reuse_tokens=rules.min_reuse_tokens or 0,
-            warm_budget_ratio=rules.warm_budget_ratio or 0.0,
-        )
+        config = pool_config(self._settings, name, descriptor)
         self.memory_available_bytes -= descriptor.size_bytes
         try:
-            pool, arena, mapping = await asyncio.to_thread(
+            pool, memory = await asyncio.to_thread(
                 pool_with_memory, config, descriptor, f"kvharbor-{name}", lambda: self._closing
             )
         except BaseException as failure:
@@ -194,24 +208,10 @@ class Pools:
             if isinstance(failure, ReservationCancelled):
                 raise Draining from None
             raise
-        owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
-        pool_id, sessions = f"{self.epoch}.{self._next_number}", set[Session]()
-        served = ServedPool(
-            pool_id=pool_id,
-            tenant=tenant,
-            name=name,
-            size_bytes=asked_bytes,
-            descriptor=descriptor,
-            arena=arena,
-            mapping=mapping,
-            owner=owner,
-            admission=Admission(owner),
-            copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{name}"),
-            sessions=sessions,
-            warm=WarmDesk(owner, tenant=tenant, pool_id=pool_id, sessions=sessions),
-        )
-        self._next_number += 1
-        self._by_id[served.pool_id] = self._by_name[key] = served
+        pool_id = f"{self.epoch}.{self._life.next_pool_number(self._keeper)}"
+        served = self._served(pool, memory, PoolFacts(pool_id, tenant, name, asked_bytes, descriptor))
+        # Before anybody is told of it: who has it open finds it again, whatever becomes of this process [S15].
+        keep_pool(self._keeper, served)
         log.info(
             "pool made",
             pool=served.pool_id,
@@ -224,6 +224,55 @@ class Pools:
             unused_bytes=asked_bytes - descriptor.size_bytes,
         )
         return served
+
+    async def _recover(self, facts: PoolFacts, fds: tuple[int, int], sessions: list[Session]) -> None:
+        began_at = time.monotonic()
+        config = pool_config(self._settings, facts.name, facts.descriptor)
+        tenants = {session.number: session.peer.tenant for session in sessions}
+        pool, memory = await asyncio.to_thread(
+            recovered_pool, config, facts.descriptor, fds, tenants, self._life.first_number
+        )
+        self.memory_available_bytes -= facts.descriptor.size_bytes
+        served = self._served(pool, memory, facts)
+        for session in sessions:
+            self._open(session, served, resumed=False)
+        served.owner.reschedule()
+        stats = pool.stats()
+        log.info(
+            "pool recovered",
+            pool=served.pool_id,
+            name=served.name,
+            tenant=served.tenant,
+            session_count=len(sessions),
+            total_block_count=stats.total_block_count,
+            free_block_count=stats.free_block_count,
+            took_s=round(time.monotonic() - began_at, 3),
+        )
+
+    def _served(self, pool: Pool, memory: PoolMemory, facts: PoolFacts) -> ServedPool:
+        """Makes a pool one that can be found."""
+        owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
+        sessions = set[Session]()
+        served = ServedPool(
+            pool_id=facts.pool_id,
+            tenant=facts.tenant,
+            name=facts.name,
+            size_bytes=facts.size_bytes,
+            descriptor=facts.descriptor,
+            memory=memory,
+            owner=owner,
+            admission=Admission(owner),
+            copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{facts.name}"),
+            sessions=sessions,
+            warm=WarmDesk(owner, tenant=facts.tenant, pool_id=facts.pool_id, sessions=sessions),
+        )
+        self._by_id[served.pool_id] = self._by_name[served.tenant, served.name] = served
+        return served
+
+    def _open(self, session: Session, served: ServedPool, *, resumed: bool) -> None:
+        served.sessions.add(session)
+        prefix = f"{served.pool_id}.{session.number}."
+        session.opened[served.pool_id] = OpenedPool(served, Turns(), prefix, resumed)
 
     def _insufficient(self, needed_bytes: int, remedy: str) -> InsufficientMemory:
         return InsufficientMemory(

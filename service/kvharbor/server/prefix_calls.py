@@ -7,14 +7,16 @@ import dataclasses
 
 from kvharbor.pool import PoolStats, Presence
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import AdminRequired, PoolNotFound, SessionRequired
+from kvharbor.server.errors import PoolNotFound, ResumeRequired, SessionRequired
 from kvharbor.server.gate import Callers, Context, Gate, answered
+from kvharbor.server.peer import Peer
 from kvharbor.server.pools import Pools
 from kvharbor.server.sequence_calls import expire_time
 from kvharbor.server.served_pool import OpenedPool, ServedPool
-from kvharbor.server.sessions import Peer, Sessions
+from kvharbor.server.sessions import Sessions
 from kvharbor.server.warm_desk import PinRequest
 from kvharbor.server.wire import duration_message, prompt_of, seconds_of, sequence_message
+from kvharbor.server.withdrawal import Withdrawal
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
 from kvharbor.v1 import types_pb2
@@ -49,6 +51,8 @@ class PrefixCalls(rpc.CacheServiceServicer):
             filler = _filler(request, opened)
             if filler is None:
                 warmed = await served.warm.by_nobody(asked)
+            elif not filler.resumed:
+                raise ResumeRequired(served.pool_id)
             else:
                 warmed = await served.warm.by_caller(session, filler.turns, asked)
                 if warmed.sequence is not None:
@@ -62,10 +66,9 @@ class PrefixCalls(rpc.CacheServiceServicer):
     @answered
     async def ClaimWarmTask(self, request: pb.ClaimWarmTaskRequest, context: Context) -> pb.ClaimWarmTaskResponse:
         session = self._callers.session(context)
-        opened = session.opened.get(request.pool_id)
-        if opened is None:
-            raise self._pools.unknown(request.pool_id)
-        claimed = await opened.served.warm.claim(session, opened.turns, request.request_id)
+        opened = self._pools.opened(session, request.pool_id)
+        with Withdrawal(session, opened, request.request_id) as withdrawal:
+            claimed = await opened.served.warm.claim(session, opened.turns, request.request_id, granted=withdrawal.note)
         prompt, view = claimed.asked.prompt, claimed.sequence
         response = pb.ClaimWarmTaskResponse(
             name=claimed.asked.name,
@@ -100,9 +103,7 @@ class PrefixCalls(rpc.CacheServiceServicer):
 
     @answered
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
-        peer = self._callers.session(context).peer
-        if not peer.administrator:
-            raise AdminRequired(peer.uid)
+        peer = self._callers.administrator(context)
         served = self._pools.visible(peer, request.pool_id)
         target = request.WhichOneof("target")
         block = request.block

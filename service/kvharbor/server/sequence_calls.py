@@ -1,6 +1,5 @@
 """Calls on sequences: Allocate, Extend, Commit, Fork, Handoff, Adopt, Release. They only translate."""
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -8,37 +7,36 @@ from typing import TypeVar
 
 from google.protobuf import timestamp_pb2
 
-from kvharbor.pool import Committed, Extension, SequenceView, Shadow, validate
-from kvharbor.pool.errors import InvalidField, InvariantViolation, PoolError, SequenceNotFound
+from kvharbor.pool import Adopted, Committed, Extension, Fork, HandedOff, SequenceView
+from kvharbor.pool.errors import InvalidField, PoolError, SequenceNotFound
 from kvharbor.pool.steps import Steps
 from kvharbor.server.admission import Application
-from kvharbor.server.errors import ServerError, StaleEpoch
+from kvharbor.server.batches import each
 from kvharbor.server.gate import Callers, Context, Gate, answered
+from kvharbor.server.handles import named, number_in, with_handle
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import OpenedPool
-from kvharbor.server.sessions import Session
+from kvharbor.server.session import Session
 from kvharbor.server.status import item_status
 from kvharbor.server.wire import (
+    adopted_message,
     commit_of,
     duration_message,
     little_endian,
     prompt_of,
     seconds_of,
     sequence_message,
+    shadow_message,
 )
+from kvharbor.server.withdrawal import Withdrawal
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
 from kvharbor.v1 import types_pb2
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-T = TypeVar("T")
 
-MAX_ITEMS = 8192
-"""Items of a batch: so that the reply fits in a message even if each is refused."""
-
-# Between so many items of a batch, and so many entries of a result, others are served.
-_ITEMS_A_SLICE = 16
+# Between so many entries of a result others are served.
 _SHADOWS_A_SLICE = 1024
 
 
@@ -59,9 +57,10 @@ class SequenceCalls(rpc.CacheServiceServicer):
         prompt = prompt_of(request)
         pool, number, reserve_tokens = opened.served.pool, session.number, request.reserve_tokens
         request_id, group = request.request_id, request.group
+        withdrawal = Withdrawal(session, opened, request_id)
 
         def start() -> Steps[SequenceView]:
-            return pool.allocate(
+            view: SequenceView = yield from pool.allocate(
                 number,
                 prompt,
                 reserve_tokens=reserve_tokens,
@@ -69,9 +68,12 @@ class SequenceCalls(rpc.CacheServiceServicer):
                 request_id=request_id,
                 group=group,
             )
+            withdrawal.note(view.number)
+            return view
 
         application = Application(session, session.peer.tenant, opened.turns, start, prompt, reserve_tokens, most)
-        view = await opened.served.admission.allocate(application, wait_s)
+        with withdrawal:
+            view = await opened.served.admission.allocate(application, wait_s)
         return pb.AllocateResponse(sequence=sequence_message(view, opened.handle_prefix))
 
     @answered
@@ -81,10 +83,11 @@ class SequenceCalls(rpc.CacheServiceServicer):
 
         def extend(item: pb.ExtendItem) -> Steps[pb.ExtendResult]:
             sequence = self._number(opened, item.sequence_id)
+            known = item.known_block_count if item.HasField("known_block_count") else None
             try:
-                added: Extension = yield from pool.extend(number, sequence, item.capacity_tokens)
+                added: Extension = yield from pool.extend(number, sequence, item.capacity_tokens, known)
             except PoolError as refused:
-                status = item_status(_with_handle(refused, opened))
+                status = item_status(with_handle(refused, opened))
                 try:
                     unchanged = yield from pool.extend(number, sequence, 0)
                 except SequenceNotFound:
@@ -121,9 +124,10 @@ class SequenceCalls(rpc.CacheServiceServicer):
         sequence = self._number(opened, request.sequence_id)
         served = opened.served
 
-        children = await served.owner.fork(
-            opened.turns,
-            lambda: _named(
+        withdrawal = Withdrawal(session, opened, request.request_id)
+
+        def start() -> Steps[Fork]:
+            made: Fork = yield from named(
                 opened,
                 served.pool.fork(
                     session.number,
@@ -133,9 +137,12 @@ class SequenceCalls(rpc.CacheServiceServicer):
                     request_id=request.request_id,
                     group=request.group,
                 ),
-            ),
-            served.copy,
-        )
+            )
+            withdrawal.note(*made.children)
+            return made
+
+        with withdrawal:
+            children = await served.owner.fork(opened.turns, start, served.copy)
         return pb.ForkResponse(children=[sequence_message(child, opened.handle_prefix) for child in children])
 
     @answered
@@ -145,25 +152,30 @@ class SequenceCalls(rpc.CacheServiceServicer):
         commit = commit_of(request.commit)
         owner, token, ttl_s = opened.served.owner, secrets.token_urlsafe(24), self._handoff_ttl_s
 
-        def start() -> Steps[None]:
-            expires_at = owner.clock() + ttl_s
-            return owner.pool.handoff(session.number, sequence, commit, token=token, expires_at=expires_at)
+        def start() -> Steps[tuple[HandedOff, float]]:
+            now = owner.clock()
+            handed: HandedOff = yield from named(
+                opened, owner.pool.handoff(session.number, sequence, commit, token=token, expires_at=now + ttl_s)
+            )
+            return handed, handed.expires_at - now
 
-        await owner.run(opened.turns, lambda: _named(opened, start()))
+        handed, left_s = await owner.run(opened.turns, start)
         owner.reschedule()
-        return pb.HandoffResponse(handoff_token=token, expire_time=expire_time(ttl_s), ttl=duration_message(ttl_s))
+        return pb.HandoffResponse(
+            handoff_token=handed.token, expire_time=expire_time(left_s), ttl=duration_message(left_s)
+        )
 
     @answered
     async def Adopt(self, request: pb.AdoptRequest, context: Context) -> pb.AdoptResponse:
         session, opened = self._opened(context, request.pool_id)
         pool = opened.served.pool
 
-        def adopt() -> Steps[SequenceView]:
+        def adopt() -> Steps[Adopted]:
             yield from ()
             return pool.adopt(session.number, request.handoff_token, request_id=request.request_id, group=request.group)
 
-        view = await opened.served.owner.run(opened.turns, adopt)
-        return pb.AdoptResponse(sequence=sequence_message(view, opened.handle_prefix))
+        adopted = await opened.served.owner.run(opened.turns, adopt)
+        return adopted_message(adopted, opened.handle_prefix)
 
     @answered
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
@@ -192,23 +204,10 @@ class SequenceCalls(rpc.CacheServiceServicer):
 
     def _opened(self, context: Context, pool_id: str) -> tuple[Session, OpenedPool]:
         session = self._callers.session(context)
-        opened = session.opened.get(pool_id)
-        if opened is None:
-            raise self._pools.unknown(pool_id)
-        return session, opened
+        return session, self._pools.opened(session, pool_id)
 
     def _number(self, opened: OpenedPool, sequence_id: str) -> int:
-        """Returns the number in a handle of this session and pool.
-
-        Another session's handle is as unknown as one that never was, and every number has one spelling [S7].
-        """
-        number = sequence_id.removeprefix(opened.handle_prefix)
-        if len(number) < len(sequence_id) and number.isascii() and number.isdigit() and len(number) <= 18:
-            if number[0] != "0":
-                return int(number)
-        elif isinstance(stale := self._pools.unknown(".".join(sequence_id[:80].split(".")[:2])), StaleEpoch):
-            raise stale
-        raise SequenceNotFound(sequence_id=sequence_id[:80])
+        return number_in(sequence_id, opened, self._pools)
 
     async def _each(
         self,
@@ -217,25 +216,7 @@ class SequenceCalls(rpc.CacheServiceServicer):
         operate: Callable[[Item], Steps[Result]],
         refusal: Callable[[types_pb2.ItemStatus], Result],
     ) -> list[Result]:
-        """Runs a batch in one turn of the session; an item that is refused fails alone."""
-        validate.listed("items", len(items), MAX_ITEMS)
-
-        def steps() -> Steps[list[Result]]:
-            results: list[Result] = []
-            for position, item in enumerate(items, start=1):
-                try:
-                    results.append((yield from operate(item)))
-                except InvariantViolation:
-                    raise
-                except PoolError as refused:
-                    results.append(refusal(item_status(_with_handle(refused, opened))))
-                except ServerError as refused:
-                    results.append(refusal(item_status(refused)))
-                if not position % _ITEMS_A_SLICE:
-                    yield
-            return results
-
-        return await opened.served.owner.run(opened.turns, steps)
+        return await opened.served.owner.run(opened.turns, lambda: each(opened, "items", items, operate, refusal))
 
 
 def expire_time(ttl_s: float) -> timestamp_pb2.Timestamp:
@@ -245,31 +226,10 @@ def expire_time(ttl_s: float) -> timestamp_pb2.Timestamp:
     return stamp
 
 
-def _named(opened: OpenedPool, steps: Steps[T]) -> Steps[T]:
-    try:
-        return (yield from steps)
-    except InvariantViolation:
-        raise
-    except PoolError as refused:
-        raise _with_handle(refused, opened) from None
-
-
-def _with_handle(refused: PoolError, opened: OpenedPool) -> PoolError:
-    """Returns the refusal with the caller's handle: the pool knows a sequence as "session.number"."""
-    own = refused.attributes.get("sequence_id")
-    if own is None or not re.fullmatch(r"[0-9]+\.[0-9]+", str(own)):
-        return refused
-    return type(refused)(**{**refused.attributes, "sequence_id": f"{opened.served.pool_id}.{own}"})
-
-
 def _commit_result(committed: Committed) -> Steps[pb.CommitResult]:
     result = pb.CommitResult(status=types_pb2.ItemStatus(), committed_tokens=committed.committed_tokens)
     for start in range(0, len(committed.shadows), _SHADOWS_A_SLICE):
         if start:
             yield
-        result.shadows.extend(_shadow(each) for each in committed.shadows[start : start + _SHADOWS_A_SLICE])
+        result.shadows.extend(shadow_message(one) for one in committed.shadows[start : start + _SHADOWS_A_SLICE])
     return result
-
-
-def _shadow(shadow: Shadow) -> pb.Shadow:
-    return pb.Shadow(position=shadow.position, block_id=shadow.block_id, generation=shadow.generation)

@@ -1,22 +1,19 @@
 """One pool as the service has it: its memory, its owner, and who has opened it."""
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kvharbor.gpumem import Descriptor, HostArena, Mapping, copy_blocks, require_room
-from kvharbor.pool import Pool, PoolConfig
+from kvharbor.gpumem import Descriptor, HostArena, copy_blocks
+from kvharbor.pool import Pool
 from kvharbor.server.admission import Admission
 from kvharbor.server.errors import ServerError
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
-from kvharbor.server.sessions import Session
+from kvharbor.server.pool_memory import PoolMemory
+from kvharbor.server.session import Session
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import WarmDesk
-
-OWN_BYTES_A_BLOCK = 96
-"""What an empty pool keeps a block in this process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +25,7 @@ class ServedPool:
     name: str
     size_bytes: int
     descriptor: Descriptor
-    arena: HostArena
-    mapping: Mapping
+    memory: PoolMemory
     owner: PoolOwner
     admission: Admission
     copier: ThreadPoolExecutor
@@ -41,10 +37,15 @@ class ServedPool:
         """The pool itself, to read from."""
         return self.owner.pool
 
+    @property
+    def arena(self) -> HostArena:
+        """The memory that workers map."""
+        return self.memory.arena
+
     async def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole blocks off the event loop, one copy of the pool after the other."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self.copier, copy_blocks, self.mapping, self.descriptor, pairs)
+        await loop.run_in_executor(self.copier, copy_blocks, self.memory.mapping, self.descriptor, pairs)
 
     async def close(self, reason: ServerError) -> None:
         """Ends watches with `reason`, waits for what is under way and gives the memory back."""
@@ -57,8 +58,7 @@ class ServedPool:
 
     def _give_back(self) -> None:
         self.copier.shutdown(wait=True)
-        self.mapping.close()
-        self.arena.close()
+        self.memory.close()
 
     @property
     def events(self) -> EventLog:
@@ -66,26 +66,14 @@ class ServedPool:
         return self.owner.events
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class OpenedPool:
-    """A pool as one session sees it: its calls' order, and how its sequences' handles begin."""
+    """A pool as one session sees it: its calls' order, and how its sequences' handles begin.
+
+    `resumed`: the session has told this process what it holds there, or it was opened with this process.
+    """
 
     served: ServedPool
     turns: Turns
     handle_prefix: str
-
-
-def pool_with_memory(
-    config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]
-) -> tuple[Pool, HostArena, Mapping]:
-    """Makes a pool and reserves its memory; blocks for as long as the kernel takes to zero it."""
-    # Little beside real blocks; beside blocks of a few bytes it is what runs the host out of memory.
-    require_room(descriptor.block_count * OWN_BYTES_A_BLOCK)
-    pool = Pool(config)
-    arena = HostArena.create(descriptor.size_bytes, name=name)
-    try:
-        arena.reserve(cancelled=cancelled)
-        return pool, arena, arena.map()
-    except BaseException:
-        arena.close()
-        raise
+    resumed: bool = True

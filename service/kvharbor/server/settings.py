@@ -3,10 +3,11 @@
 import grp
 import os
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from kvharbor.server.layout_settings import LayoutSettings
 from kvharbor.server.sizes import Share, parse_size, parse_size_or_share
 
 DEFAULT_SOCKET = "/run/kvharbor/kvharbor.sock"
@@ -38,7 +39,8 @@ def _mode(value: object) -> int:
 
 
 def _group(value: object) -> object:
-    if isinstance(value, str):
+    # A container knows the groups of its pod by number only.
+    if isinstance(value, str) and not value.isdecimal():
         try:
             grp.getgrnam(value)
         except KeyError:
@@ -56,16 +58,38 @@ def _address(value: object) -> object:
 
 
 Size = Annotated[int, BeforeValidator(_size)]
+Tenant = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]
 
 
 class PoolSettings(BaseModel):
-    """Rules of the pools of one name; what is not set follows the setting of the same name beside it."""
+    """Rules of the pools of one name; what is not set follows the setting of the same name beside it.
+
+    With a `layout` the pool of that name is made at the start, for one tenant.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: Size | None = Field(default=None, description="Memory of the pool where OpenPool leaves it open.")
     warm_budget_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
     min_reuse_tokens: int | None = Field(default=None, ge=0, description="As the setting outside.")
+    layout: LayoutSettings | None = Field(default=None, description="Makes the pool at the start; needs `size`.")
+    tenant: Tenant | None = Field(default=None, description="Whose pool that is. Unset: of the service's own user.")
+
+    @model_validator(mode="after")
+    def _declares_all_or_nothing(self) -> Self:
+        if self.layout is None:
+            if self.tenant is not None:
+                raise ValueError("tenant is for a pool that is made at the start: give its layout, or leave tenant out")
+            return self
+        if self.size is None:
+            raise ValueError("a pool with a layout is made at the start: give its size")
+        from kvharbor.gpumem import GpumemError, block_count_for
+
+        try:
+            block_count_for(self.size, self.layout.layout())
+        except GpumemError as refused:
+            raise ValueError(str(refused)) from None
+        return self
 
 
 class Settings(BaseModel):
@@ -88,6 +112,16 @@ class Settings(BaseModel):
         default=None,
         description="HOST:PORT for gRPC over TCP, in clear text and beside the socket. Port 0: any free one.",
     )
+    metrics_listen: Annotated[str | None, BeforeValidator(_address)] = Field(
+        default=None,
+        description="HOST:PORT for Prometheus and probes: /metrics, /healthz, /readyz over HTTP. Port 0: any free one.",
+    )
+    metrics_max_tenants: int = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description='Tenants, and pools, with metrics of their own; the rest are summed under "other".',
+    )
     memory: Annotated[int | Share, BeforeValidator(_size_or_share)] = Field(
         default=parse_size_or_share("80%"),
         description="Memory for all pools: an amount, or a share of the room on the machine and in its cgroups.",
@@ -97,14 +131,11 @@ class Settings(BaseModel):
     pools: dict[Annotated[str, Field(pattern=f"^{POOL_NAME_PATTERN}$")], PoolSettings] = Field(
         default_factory=dict, description="Tables [pools.NAME] with rules for the pools of that name."
     )
-    tenants: dict[int, Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]] = Field(
+    tenants: dict[int, Tenant] = Field(
         default_factory=dict, description='Names of tenants by user id. Others are called "uid-<uid>".'
     )
-    anonymous_tenant: str | None = Field(
+    anonymous_tenant: Tenant | None = Field(
         default=None,
-        min_length=1,
-        max_length=64,
-        pattern=r"^[ -~]+$",
         description="Tenant of callers without a session, for Lookup, Watch and Stats. Unset: they may not.",
     )
     admin_uids: frozenset[int] = Field(
@@ -127,6 +158,12 @@ class Settings(BaseModel):
     )
     max_sessions: int = Field(default=1024, ge=1, le=100_000, description="Side sockets open at a time.")
     grace_s: float = Field(default=5.0, ge=0, le=3600, description="How long calls in flight may take at shutdown.")
+    watchdog_s: float = Field(
+        default=20.0,
+        ge=0,
+        le=3600,
+        description="After so long without a turn of its event loop the service's process is replaced; 0: never.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )

@@ -1,29 +1,30 @@
-"""The side socket: a worker holds it for life. It opens the session, hands out memory, and its end is the end."""
+"""The side socket: a process holds it for life. It hands out memory, and its end is the end of the session."""
 
 import asyncio
 import contextlib
 import errno
 import os
 import socket
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any
 
 import structlog
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import ServerError, SessionRequired
-from kvharbor.server.frames import Frames, StreamEnded
-from kvharbor.server.sessions import Peer, Session, Sessions
+from kvharbor.server.errors import PeerUnproven, ServerError, SessionUnknown
+from kvharbor.server.frames import FrameInvalid, Frames, StreamEnded
+from kvharbor.server.greeting import API_VERSION, Caller, checked_hello, welcomed
+from kvharbor.server.members import LEADER_RANK, Member, Mode
+from kvharbor.server.peer import Peer, boot_time, credentials, pidfd_of
+from kvharbor.server.quiet import until_end
+from kvharbor.server.session import Session
+from kvharbor.server.sessions import Sessions
 from kvharbor.server.status import REFUSALS, Refusal, metadata_of, reason_of
 from kvharbor.server.warm_notices import WarmNotices
 from kvharbor.v1 import side_pb2, types_pb2
 
 log = structlog.get_logger(__name__)
-
-API_VERSION: Final = "v1"
-_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +48,45 @@ class SideRules:
     hello_timeout_s: float
     max_sessions: int
     identify: Callable[[int, int], Peer]
-    attach: Callable[[Session, str], Attachment]
+    attach: Callable[[Session, str, Mode], Attachment]
     refusal: Callable[[], ServerError | None]
     crash: Callable[[BaseException], None]
 
 
 class SideServer:
-    """Serves the side socket until `close`. One task a connection, each awaiting its next frame."""
+    """Serves the side socket until `close`. One task a connection reads it to its end, whatever is said on it."""
 
     def __init__(self, listener: socket.socket, sessions: Sessions, rules: SideRules) -> None:
         self._listener = listener
         self._sessions = sessions
         self._rules = rules
-        self._connections: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._greeting_count = 0
 
     def start(self) -> None:
-        """Begins to accept connections."""
+        """Begins to accept connections, and to watch the processes of restored sessions."""
         self._listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept())
-        self._accepting.add_done_callback(self._stopped)
+        for session, member, connection in self._sessions.watch_restored():
+            self._spawn(self._watch(session, member, connection))
+        self._spawn(self._accept())
 
     async def close(self) -> None:
-        """Closes the listener and every connection, and with them their sessions."""
-        tasks = [*self._connections]
-        if self._accepting is not None:
-            tasks.append(self._accepting)
-        for task in tasks:
+        """Closes the listener and this process's end of every connection. No session ends by that."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._listener.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Ends the process for an error that nobody expected: a session that does not end holds blocks for ever."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._rules.crash(failure)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,92 +100,86 @@ class SideServer:
                 log.error("side socket cannot accept", error=failure.strerror)
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._connections) >= self._rules.max_sessions:
+            if self._greeting_count + self._sessions.member_count >= self._rules.max_sessions:
                 log.warning("side socket refused", limit=self._rules.max_sessions, remedy="raise max_sessions")
                 connection.close()
                 continue
             connection.setblocking(False)
-            task = asyncio.create_task(self._serve(connection))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-            task.add_done_callback(self._stopped)
+            self._greeting_count += 1
+            self._spawn(self._serve(connection, boot_time()))
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        """Ends the process for an error that nobody expected: a session that does not end holds blocks for ever."""
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            self._rules.crash(failure)
-
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, accepted_at: float) -> None:
         with connection:
-            session = None
-            cause = "side socket ended"
             frames = Frames(connection)
             try:
-                session = await self._hello(connection, frames)
-                if session is not None:
-                    session.close_side_socket = lambda: _shut(connection)
-                    await self._talk(frames, session)
-            except StreamEnded as ended:
-                cause = str(ended) or cause
-            except OSError as failure:
-                cause = f"side socket failed: {failure.strerror}"
+                greeted = await self._greet(connection, frames, accepted_at)
             finally:
-                if session is not None:
-                    await self._sessions.end(session, cause=cause)
+                self._greeting_count -= 1
+            if greeted is None:
+                return
+            session, member, welcome = greeted
+            try:
+                await frames.send(side_pb2.SideResponse(welcome=welcome))
+                await self._talk(frames, session, member)
+            except FrameInvalid as invalid:
+                self._sessions.lose(session, str(invalid))
+            except (StreamEnded, OSError):
+                pass  # its end is still to come, or has just come
+            await self._watch(session, member, connection)
 
-    async def _hello(self, connection: socket.socket, frames: Frames) -> Session | None:
-        """Answers the first frame; None when it was refused."""
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+    async def _watch(self, session: Session, member: Member, connection: socket.socket) -> None:
+        """Reads a member's socket to the end, answering nothing."""
+        with connection:
+            await until_end(connection)
+            self._sessions.socket_ended(session, member, connection)
+
+    async def _greet(
+        self, connection: socket.socket, frames: Frames, accepted_at: float
+    ) -> tuple[Session, Member, side_pb2.Welcome] | None:
+        """Takes the first frame; None when it did not come or was refused."""
+        pid, uid = credentials(connection)
+        proof = _proof(connection, accepted_at)
         try:
             async with asyncio.timeout(self._rules.hello_timeout_s):
                 request = await frames.receive()
+            try:
+                return self._welcomed(request, self._rules.identify(pid, uid), proof, connection)
+            except REFUSALS as refused:
+                await frames.send(_refused(refused))
         except TimeoutError:
             log.warning("side socket without hello", pid=pid, uid=uid, waited_s=self._rules.hello_timeout_s)
-            return None
-        try:
-            refusal = self._rules.refusal()
-            if refusal is not None:
-                raise refusal
-            hello = _checked_hello(request)
-        except REFUSALS as refused:
-            await frames.send(_refused(refused))
-            return None
-        peer = self._rules.identify(pid, uid)
-        session = self._sessions.begin(
-            peer,
-            client_name=hello.client_name,
-            client_version=hello.client_version,
-            warm_notices=WarmNotices() if hello.accepts_warm_tasks else None,
-        )
-        welcome = side_pb2.Welcome(
-            session_id=str(session.number),
-            session_token=session.token,
-            epoch=self._rules.epoch,
-            tenant=peer.tenant,
-            api_version=API_VERSION,
-            server_version=self._rules.server_version,
-        )
-        try:
-            await frames.send(side_pb2.SideResponse(welcome=welcome))
-        except OSError:
-            await self._sessions.end(session, cause="side socket ended before the welcome")
-            return None
-        return session
+        except (StreamEnded, FrameInvalid, OSError):
+            pass  # nobody to answer
+        finally:
+            if isinstance(proof, int):
+                os.close(proof)
+        return None
 
-    async def _talk(self, frames: Frames, session: Session) -> None:
-        if session.warm_notices is None:
-            await self._requests(frames, session)
+    def _welcomed(
+        self, request: side_pb2.SideRequest, peer: Peer, proof: int | PeerUnproven, connection: socket.socket
+    ) -> tuple[Session, Member, side_pb2.Welcome]:
+        refusal = self._rules.refusal()
+        if refusal is not None:
+            raise refusal
+        hello = checked_hello(request)
+        if isinstance(proof, PeerUnproven):
+            raise proof
+        session, member, welcome = welcomed(self._sessions, hello, Caller(peer, proof, connection), self._rules.epoch)
+        welcome.api_version, welcome.server_version = API_VERSION, self._rules.server_version
+        return session, member, welcome
+
+    async def _talk(self, frames: Frames, session: Session, member: Member) -> None:
+        if session.warm_notices is None or member.rank != LEADER_RANK:
+            await self._requests(frames, session, member)
             return
         notifying = asyncio.create_task(_notify(frames, session.warm_notices))
         notifying.add_done_callback(self._stopped)
         try:
-            await self._requests(frames, session)
+            await self._requests(frames, session, member)
         finally:
             notifying.cancel()
 
-    async def _requests(self, frames: Frames, session: Session) -> None:
+    async def _requests(self, frames: Frames, session: Session, member: Member) -> None:
         while True:
             request = await frames.receive()
             try:
@@ -186,7 +190,9 @@ class SideServer:
                         limit="attach after the first hello",
                         remedy="open another side socket for another session",
                     )
-                attachment = self._rules.attach(session, request.attach.pool_id)
+                if session.ended:
+                    raise SessionUnknown
+                attachment = self._rules.attach(session, request.attach.pool_id, member.mode)
             except REFUSALS as refused:
                 await frames.send(_refused(refused))
                 continue
@@ -204,29 +210,14 @@ async def _notify(frames: Frames, notices: WarmNotices) -> None:
             await frames.send(side_pb2.SideResponse(warm_tasks_pending=pending))
 
 
-def _checked_hello(request: side_pb2.SideRequest) -> side_pb2.Hello:
-    if request.WhichOneof("request") != "hello":
-        raise SessionRequired
-    hello = request.hello
-    if API_VERSION not in hello.api_versions:
-        raise InvalidField(
-            field="api_versions",
-            value=", ".join(hello.api_versions)[:80] or "empty",
-            limit=f"a list with {API_VERSION}",
-            remedy="use a client of that API version",
-        )
-    for name in ("client_name", "client_version"):
-        length = len(getattr(hello, name).encode())
-        if length > 128:
-            raise InvalidField(field=name, value=f"{length} bytes long", limit="at most 128 bytes", remedy="shorten it")
-    return hello
+def _proof(connection: socket.socket, accepted_at: float) -> int | PeerUnproven:
+    """Returns the pidfd of the process that connected, or why there is none: that is for the answer to its hello."""
+    try:
+        return pidfd_of(connection, accepted_at=accepted_at)
+    except PeerUnproven as unproven:
+        return unproven
 
 
 def _refused(refusal: Refusal) -> side_pb2.SideResponse:
     refused = side_pb2.Refused(reason=reason_of(refusal), message=str(refusal)[:512], metadata=metadata_of(refusal))
     return side_pb2.SideResponse(refused=refused)
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other side may have closed it already
-        connection.shutdown(socket.SHUT_RDWR)

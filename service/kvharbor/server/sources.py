@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from kvharbor.server.errors import StartupError
+from kvharbor.server.layout_settings import LayoutSettings, PlaneSettings
 from kvharbor.server.settings import PoolSettings, Settings
 from kvharbor.server.sizes import Share, format_size
 
@@ -43,7 +44,10 @@ class LoadedSettings:
         return {name: f"{_text(value)} ({self.origins[name]})" for name, value in self.written.items()}
 
     def require_pools_fit(self, memory_bytes: int) -> None:
-        """Raises StartupError if the size of a pool is more than `memory_bytes`, which `memory` comes to."""
+        """Raises StartupError if a pool, or all that are made at the start, need more than `memory_bytes`.
+
+        That is what the setting `memory` comes to.
+        """
         memory = self.written.get("memory", str(self.settings.memory))
         if isinstance(self.settings.memory, Share):
             memory += f", here {format_size(memory_bytes)}"
@@ -54,6 +58,13 @@ class LoadedSettings:
                     f"setting pools.{name}.size ({self.origins['pools']}): {size} is more than memory ({memory}): "
                     f"set less, or raise memory"
                 )
+        declared = [rules for rules in self.settings.pools.values() if rules.layout is not None]
+        sum_bytes = sum(rules.size or 0 for rules in declared)
+        if sum_bytes > memory_bytes:
+            raise StartupError(
+                f"setting pools ({self.origins['pools']}): the {len(declared)} pools with a layout need "
+                f"{format_size(sum_bytes)}, more than memory ({memory}): set less, or raise memory"
+            )
 
 
 def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> LoadedSettings:
@@ -127,11 +138,17 @@ def _explained(failure: ValidationError, origins: Mapping[str, str]) -> str:
     name = str(error["loc"][0])
     place = ".".join(str(part) for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        model: type[BaseModel] = PoolSettings if name == "pools" else Settings
-        return f"{name} has the {_unknown(str(error['loc'][-1]), model.model_fields)}"
+        table = [part for part in error["loc"][:-1] if isinstance(part, str)]
+        return f"{'.'.join(table)} has the {_unknown(str(error['loc'][-1]), _fields_of(table))}"
     why = error["msg"].removeprefix("Value error, ")
-    shown = "" if error["type"] == "value_error" else f"{str(error['input'])[:80]!r}: "
+    shown = "" if error["type"] in ("value_error", "missing") else f"{str(error['input'])[:80]!r}: "
     return f"setting {place} ({origins.get(name, 'default')}): {shown}{why}"
+
+
+def _fields_of(table: list[str]) -> Iterable[str]:
+    """Returns the keys of a table in the file, named by the keys that lead there: pools, NAME, layout, planes."""
+    models: tuple[type[BaseModel], ...] = (Settings, PoolSettings, LayoutSettings, PlaneSettings)
+    return models[max(len(table) - 1, 0)].model_fields
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import structlog
@@ -11,7 +11,7 @@ from kvharbor.pool import PinView, Prompt, SequenceView, Warmed
 from kvharbor.pool.steps import Steps
 from kvharbor.server.errors import ServerError, WarmTaskNotFound
 from kvharbor.server.owner import PoolOwner
-from kvharbor.server.sessions import Session
+from kvharbor.server.session import Session
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_tasks import Claim, WarmTask, WarmTasks
 
@@ -64,7 +64,7 @@ class WarmDesk:
     @property
     def accepting_session_count(self) -> int:
         """Sessions that have the pool open and accept tasks."""
-        return sum(1 for session in self._sessions if session.warm_notices is not None)
+        return sum(1 for session in self._sessions if session.warm_notices is not None and not session.ended)
 
     @property
     def task_counts(self) -> tuple[int, int]:
@@ -96,12 +96,23 @@ class WarmDesk:
         """Ends a pin and its task. Raises PinNotFound if there is neither."""
         await self._owner.in_background(self._unpin(name))
 
-    async def claim(self, session: Session, turns: Turns, request_id: str) -> Claimed:
-        """Gives the session the task that waits longest; raises WarmTaskNotFound if none does."""
+    async def claim(
+        self, session: Session, turns: Turns, request_id: str, *, granted: Callable[[int], None] = lambda _: None
+    ) -> Claimed:
+        """Gives the session the task that waits longest; raises WarmTaskNotFound if none does.
+
+        `granted` gets the number of the sequence, whatever becomes of the call.
+        """
         if session.warm_notices is not None:
             session.warm_notices.answered(self._pool_id)
         claim = Claim(session.number, request_id)
-        claimed = await self._owner.in_turn(turns, lambda: self._claim(claim))
+
+        async def work() -> Claimed:
+            claimed = await self._claim(claim)
+            granted(claimed.sequence.number)
+            return claimed
+
+        claimed = await self._owner.in_turn(turns, work)
         if self._tasks.waiting_count:
             self._tell(session)
         return claimed

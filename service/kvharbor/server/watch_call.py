@@ -9,7 +9,7 @@ from kvharbor.server.event_log import stored_blocks
 from kvharbor.server.gate import Callers, Context, Gate, streamed
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import ServedPool
-from kvharbor.server.sessions import Session
+from kvharbor.server.session import Session
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from google.protobuf import duration_pb2
 
 from kvharbor.gpumem import BlockOrder, DataType, Descriptor, Layout, LayoutInvalid, Plane, check_plane_count
-from kvharbor.pool import Commit, ExtraKey, Prompt, SequenceView, validate
+from kvharbor.pool import Adopted, Commit, ExtraKey, Held, Prompt, SequenceView, Shadow, validate
 from kvharbor.pool.digest import PlaneIdentity, pool_identity
 from kvharbor.pool.errors import InvalidField
 from kvharbor.v1 import cache_service_pb2 as cache_pb
@@ -166,6 +166,29 @@ def commit_of(item: cache_pb.CommitItem) -> Commit:
         extra_keys=_extra_keys(item.extra_keys),
         written=written,
         switched=tuple(item.switched_positions),
+        known_token_count=item.known_token_count if item.HasField("known_token_count") else None,
+    )
+
+
+def held_of(item: cache_pb.HeldSequence, number: int) -> Held:
+    """Returns a sequence as its session has it; `number` is that of its handle."""
+    sequence = item.sequence
+    return Held(
+        number=number,
+        block_ids=integers("sequence.table.block_ids", "I", sequence.table.block_ids),
+        generations=integers("sequence.table.generations", "Q", sequence.table.generations),
+        cached_tokens=sequence.cached_tokens,
+        computed_tokens=sequence.computed_tokens,
+        token_count=sequence.token_count,
+        committed_tokens=item.committed_tokens,
+        tail_token_ids=item.tail_token_ids,
+        extra_keys=_extra_keys(item.extra_keys),
+        version=item.namespace.version,
+        adapter=item.namespace.adapter,
+        salt=item.namespace.salt,
+        request_id=sequence.request_id,
+        group=sequence.group,
+        pin_name=item.pin_name,
     )
 
 
@@ -183,6 +206,22 @@ def sequence_message(view: SequenceView, prefix: str) -> types_pb2.Sequence:
         request_id=view.request_id,
         group=view.group,
     )
+
+
+def adopted_message(adopted: Adopted, prefix: str) -> cache_pb.AdoptResponse:
+    """Returns an adopted sequence as the answer to its Adopt."""
+    return cache_pb.AdoptResponse(
+        sequence=sequence_message(adopted.view, prefix),
+        namespace=types_pb2.NamespaceKey(version=adopted.version, adapter=adopted.adapter, salt=adopted.salt),
+        committed_tokens=adopted.committed_tokens,
+        tail_token_ids=adopted.tail_token_ids,
+        extra_keys=[types_pb2.ExtraKey(token_offset=key.token_offset, value=key.value) for key in adopted.extra_keys],
+    )
+
+
+def shadow_message(shadow: Shadow) -> cache_pb.Shadow:
+    """Returns a shadow as a message."""
+    return cache_pb.Shadow(position=shadow.position, block_id=shadow.block_id, generation=shadow.generation)
 
 
 def seconds_of(field: str, message: duration_pb2.Duration, *, least_s: float = 0.0) -> float:

@@ -35,6 +35,11 @@ _DIGEST_BYTES = 32
 _Record = TypeVar("_Record", PoolStats, PoolCounters, TenantStats)
 
 
+def as_it_is(reply: Any) -> Any:
+    """Reads a reply that needs no reading."""
+    return reply
+
+
 def lookup(reply: cache_service_pb2.LookupResponse) -> Lookup:
     """Reads a LookupResponse."""
     return Lookup(reply.present_tokens, reply.cached_tokens)
@@ -84,6 +89,9 @@ def server_info(reply: pool_service_pb2.GetServerInfoResponse) -> ServerInfo:
         memory_available_bytes=reply.memory_available_bytes,
         max_message_bytes=reply.max_message_bytes,
         uptime_s=seconds(reply.uptime),
+        restart_count=reply.restart_count,
+        stall_count=reply.stall_count,
+        stall_time_s=seconds(reply.stall_time),
     )
 
 

@@ -1,13 +1,14 @@
 """Batches of extends and commits: one call, one outcome a sequence."""
 
-from collections.abc import Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from kvharbor.client.calls import Call, PoolCalls
-from kvharbor.client.errors import HarborError, InvalidField
+from kvharbor.client.errors import HarborError, InvalidField, SequenceInDoubt
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
-from kvharbor.client.tokens import Tokens
+from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
 from kvharbor.v1 import cache_service_pb2 as cache
 
 StateT = TypeVar("StateT", bound=SequenceState)
@@ -43,19 +44,65 @@ class ExtendBatch:
 class CommitBatch:
     """Commits to send together. Each takes full effect or none, whatever becomes of the others."""
 
-    def __init__(self, calls: PoolCalls, commits: Iterable[Commit[StateT]]) -> None:
-        pairs = [
-            (commit.sequence, commit.sequence.commit_item(*commit[1:]))
-            for commit in (Commit(*fields) for fields in commits)
-        ]
-        self.sequences = _distinct([sequence for sequence, _ in pairs])
-        self._items = [item for _, item in pairs]
-        self.call: Call[cache.CommitResponse] = calls.commit(self._items)
+    def __init__(self, calls: PoolCalls, pairs: Iterable[tuple[SequenceState, cache.CommitItem]]) -> None:
+        self._pairs = [*pairs]
+        _distinct([sequence for sequence, _ in self._pairs])
+        self.call: Call[cache.CommitResponse] = calls.commit(item for _, item in self._pairs)
+
+    @classmethod
+    def of(cls, calls: PoolCalls, commits: Iterable[Commit[StateT]]) -> Self:
+        """Builds the items from the sequences as they are now."""
+        return cls(calls, ((commit.sequence, commit.sequence.commit_item(*commit[1:])) for commit in commits))
 
     def outcomes(self, reply: cache.CommitResponse) -> list[CommitResult | HarborError]:
         """Brings the sequences up to date; returns each one's result or refusal."""
-        triples = zip(self.sequences, self._items, reply.results, strict=True)
-        return [sequence.committed(item, result) for sequence, item, result in triples]
+        triples = zip(self._pairs, reply.results, strict=True)
+        return [sequence.committed(item, result) for (sequence, item), result in triples]
+
+    def here(self) -> list[CommitResult | HarborError]:
+        """Brings the sequences up to date while the service is away."""
+        return [sequence.committed_here(item) for sequence, item in self._pairs]
+
+    @contextlib.contextmanager
+    def answered(self) -> Iterator[None]:
+        """Remembers the items when the block ends without telling whether they took effect [C5]."""
+        with unanswered(self._remember):
+            yield
+
+    def _remember(self) -> None:
+        for sequence, item in self._pairs:
+            sequence.unanswered = item
+
+
+class Repeats:
+    """Commits that ended without an answer, to be sent again before those that have to carry them [C5].
+
+    Each commit counts from the sequence's token_count, which an unanswered one has not moved: so it names the
+    unanswered one's tokens first. Raises SequenceInDoubt for one that does not.
+    """
+
+    def __init__(self, calls: PoolCalls, commits: Iterable[Commit[StateT]]) -> None:
+        self._commits = [(commit, commit.sequence.token_count) for commit in (Commit(*fields) for fields in commits)]
+        pairs = [(commit.sequence, earlier) for commit, _ in self._commits if (earlier := _repeated(commit))]
+        self.batch = CommitBatch(calls, pairs) if pairs else None
+
+    def rest(self) -> list[Commit[Any]]:
+        """Returns the commits without what their sequences have taken in by now."""
+        return [_without(commit, commit.sequence.token_count - before) for commit, before in self._commits]
+
+
+@contextlib.contextmanager
+def unanswered(remember: Callable[[], None]) -> Iterator[None]:
+    """Calls `remember` when the block ends without telling whether its call took effect."""
+    try:
+        yield
+    except HarborError as failure:
+        if failure.outcome_unknown:
+            remember()
+        raise
+    except BaseException:  # cancelled or interrupted on the way
+        remember()
+        raise
 
 
 def only(outcomes: Sequence[OutcomeT | HarborError]) -> OutcomeT:
@@ -73,3 +120,30 @@ def _distinct(sequences: list[SequenceState]) -> list[SequenceState]:
             "items", len(sequences), limit="one item a sequence", remedy="join the items of a sequence"
         )
     return sequences
+
+
+def _repeated(commit: Commit[StateT]) -> cache.CommitItem | None:
+    """Returns the unanswered commit that has to be repeated on its own before `commit`."""
+    earlier = commit.sequence.unanswered
+    if earlier is None:
+        return None
+    item = commit.sequence.commit_item(*commit[1:])
+    if item == earlier:
+        return None
+    keys = item.extra_keys[: len(earlier.extra_keys)]
+    if not item.new_token_ids.startswith(earlier.new_token_ids) or list(keys) != list(earlier.extra_keys):
+        raise SequenceInDoubt(
+            f"a commit of sequence {commit.sequence.id} ended without an answer, and this one does not begin with its "
+            f"tokens: commit from its token_count on, or release it"
+        )
+    return earlier
+
+
+def _without(commit: Commit[StateT], token_count: int) -> Commit[StateT]:
+    if not token_count:
+        return commit
+    first = commit.sequence.token_count
+    return commit._replace(
+        new_tokens=token_bytes(commit.new_tokens)[token_count * TOKEN_BYTES :],
+        extra_keys=[key for key in commit.extra_keys if key.token_offset >= first],
+    )

@@ -44,13 +44,22 @@ _HOLDS = {
 class Call(Generic[Reply]):
     """One unary call. `wait_s` is time it may take on purpose, beside the timeout.
 
-    `undo` makes the call that takes its effect back, for a caller that will never see the reply.
+    `undo` makes the call that takes its effect back, for a caller that will never see the reply. `pool` has the
+    present id of the pool that it is for. `once`: to send it again could do more or tell less than the first time.
     """
 
     method: str
     request: Message
     wait_s: float = 0.0
     undo: "Callable[[], Call[cache.ReleaseResponse]] | None" = None
+    pool: "PoolCalls | None" = None
+    once: bool = False
+
+    def addressed(self) -> Message:
+        """Returns the request, for the pool as it is known now: a new epoch gives it a new id."""
+        if self.pool is not None:
+            self.request.pool_id = self.pool.pool_id  # type: ignore[attr-defined]
+        return self.request
 
 
 def get_server_info() -> Call[pools.GetServerInfoResponse]:
@@ -79,14 +88,29 @@ def close_session() -> Call[pools.CloseSessionResponse]:
     return Call("CloseSession", pools.CloseSessionRequest())
 
 
+def list_sessions(page_token: str) -> Call[pools.ListSessionsResponse]:
+    """Asks for a page of sessions."""
+    return Call("ListSessions", pools.ListSessionsRequest(page_size=LIST_PAGE_SIZE, page_token=page_token))
+
+
+def kill_session(session_id: str) -> Call[pools.KillSessionResponse]:
+    """Kills the processes of a session."""
+    return Call("KillSession", request(pools.KillSessionRequest, session_id=session_id))
+
+
+def upgrade() -> Call[pools.UpgradeResponse]:
+    """Replaces the service's process."""
+    return Call("Upgrade", pools.UpgradeRequest())
+
+
 def stats() -> Call[cache.StatsResponse]:
     """Asks for a snapshot of every pool."""
     return Call("Stats", cache.StatsRequest())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PoolCalls:
-    """The calls on one pool."""
+    """The calls on one pool, by its present id."""
 
     pool_id: str
 
@@ -112,7 +136,8 @@ class PoolCalls:
         _add_context(message, namespace, extra_keys)
         if wait_s:
             message.wait.CopyFrom(duration("wait_s", wait_s))
-        return Call("Allocate", message, wait_s, functools.partial(self._release_request, request_id))
+        undo = functools.partial(self._release_request, request_id)
+        return self._call("Allocate", message, wait_s=wait_s, undo=undo)
 
     def lookup(
         self,
@@ -130,7 +155,7 @@ class PoolCalls:
             max_cached_tokens=max_cached_tokens,
         )
         _add_context(message, namespace, extra_keys)
-        return Call("Lookup", message)
+        return self._call("Lookup", message)
 
     def warmup(
         self,
@@ -142,24 +167,24 @@ class PoolCalls:
         wait_s: float = 0.0,
         **fields: Any,
     ) -> Call[cache.WarmupResponse]:
-        """Pins a prefix; `fields` are the request's name and fill."""
+        """Pins a prefix; `fields` are the request's name and fill. Without `fill` it gives a sequence."""
         message = request(cache.WarmupRequest, pool_id=self.pool_id, token_ids=prompt_bytes(tokens), **fields)
         _add_context(message, namespace, extra_keys)
         if ttl_s is not None:
             message.ttl.CopyFrom(duration("ttl_s", ttl_s))
         if wait_s:
             message.wait.CopyFrom(duration("wait_s", wait_s))
-        return Call("Warmup", message, wait_s)
+        return self._call("Warmup", message, wait_s=wait_s, once="fill" not in fields)
 
     def claim_warm_task(self) -> Call[cache.ClaimWarmTaskResponse]:
         """Takes a prefix to compute."""
         request_id = new_request_id()
         message = cache.ClaimWarmTaskRequest(pool_id=self.pool_id, request_id=request_id)
-        return Call("ClaimWarmTask", message, undo=functools.partial(self._release_request, request_id))
+        return self._call("ClaimWarmTask", message, undo=functools.partial(self._release_request, request_id))
 
     def unwarm(self, name: str) -> Call[cache.UnwarmResponse]:
         """Ends a pin."""
-        return Call("Unwarm", request(cache.UnwarmRequest, pool_id=self.pool_id, name=name))
+        return self._call("Unwarm", request(cache.UnwarmRequest, pool_id=self.pool_id, name=name), once=True)
 
     def fork(self, sequence_id: str, child_count: int, *, reserve_tokens: int, group: str) -> Call[cache.ForkResponse]:
         """Makes children."""
@@ -175,7 +200,7 @@ class PoolCalls:
         )
         # Not built unless needed: the service is the one to refuse a child_count of a billion.
         undo = functools.partial(self._release_children, request_id, child_count)
-        return Call("Fork", message, undo=undo)
+        return self._call("Fork", message, undo=undo)
 
     def adopt(self, handoff_token: str, *, request_id: str | None, group: str) -> Call[cache.AdoptResponse]:
         """Takes a sequence that was handed off."""
@@ -187,40 +212,43 @@ class PoolCalls:
             request_id=request_id,
             group=group,
         )
-        return Call("Adopt", message, undo=functools.partial(self._release_request, request_id))
+        return self._call("Adopt", message, undo=functools.partial(self._release_request, request_id))
 
     def extend(self, items: Iterable[cache.ExtendItem]) -> Call[cache.ExtendResponse]:
         """Adds capacity."""
-        return Call("Extend", cache.ExtendRequest(pool_id=self.pool_id, items=items))
+        return self._call("Extend", cache.ExtendRequest(pool_id=self.pool_id, items=items))
 
     def commit(self, items: Iterable[cache.CommitItem]) -> Call[cache.CommitResponse]:
         """Declares KV written."""
-        return Call("Commit", cache.CommitRequest(pool_id=self.pool_id, items=items))
+        return self._call("Commit", cache.CommitRequest(pool_id=self.pool_id, items=items))
 
     def handoff(self, commit: cache.CommitItem) -> Call[cache.HandoffResponse]:
         """Gives a sequence away."""
-        return Call("Handoff", cache.HandoffRequest(pool_id=self.pool_id, commit=commit))
+        return self._call("Handoff", cache.HandoffRequest(pool_id=self.pool_id, commit=commit))
 
     def release(self, items: Iterable[cache.ReleaseItem]) -> Call[cache.ReleaseResponse]:
         """Ends sequences."""
-        return Call("Release", cache.ReleaseRequest(pool_id=self.pool_id, items=items))
+        return self._call("Release", cache.ReleaseRequest(pool_id=self.pool_id, items=items))
 
     def evict_block(self, block_id: int, generation: int) -> Call[cache.EvictResponse]:
         """Removes a cached block and its descendants."""
         block = request(cache.EvictBlock, block_id=block_id, generation=generation)
-        return Call("Evict", cache.EvictRequest(pool_id=self.pool_id, block=block))
+        return self._call("Evict", cache.EvictRequest(pool_id=self.pool_id, block=block), once=True)
 
     def evict_unheld(self) -> Call[cache.EvictResponse]:
         """Removes every cached block that nobody holds."""
-        return Call("Evict", cache.EvictRequest(pool_id=self.pool_id, all_unheld=True))
+        return self._call("Evict", cache.EvictRequest(pool_id=self.pool_id, all_unheld=True), once=True)
 
     def stats(self) -> Call[cache.StatsResponse]:
         """Asks for a snapshot."""
-        return Call("Stats", cache.StatsRequest(pool_id=self.pool_id))
+        return self._call("Stats", cache.StatsRequest(pool_id=self.pool_id))
 
     def watch(self, start_revision: int) -> cache.WatchRequest:
         """Builds the request of a stream, which is no unary call."""
         return request(cache.WatchRequest, pool_id=self.pool_id, start_revision=start_revision)
+
+    def _call(self, method: str, message: Message, **how: Any) -> Call[Any]:
+        return Call(method, message, pool=self, **how)
 
     def _release_request(self, request_id: str) -> Call[cache.ReleaseResponse]:
         return self.release([cache.ReleaseItem(request_id=request_id)])

@@ -5,13 +5,15 @@
                           MessageTooLarge, SessionRequired, AdminRequired
       StateRefused        do not repeat it as it is: CommitBackwards, StaleGeneration, LayoutMismatch,
                           PoolSizeMismatch, PoolInUse, BlockHeld, RequestIdReused, SequenceBusy,
-                          SequenceInDoubt, SequenceEnded
+                          SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven, RankTaken
       Full                make room or come again after `retry_after_s`: PoolExhausted, WarmBudgetExceeded,
                           TooManyWarmTasks, InsufficientMemory
-      Gone                start over: PoolNotFound, SequenceNotFound, PinNotFound, HandoffNotFound,
-                          BlockNotFound, WarmTaskNotFound, RevisionCompacted, WatcherTooSlow
+      Gone                start over: PoolNotFound, SequenceNotFound, SequenceLost, EpochEnded, PinNotFound,
+                          HandoffNotFound, BlockNotFound, WarmTaskNotFound, SessionNotFound,
+                          RevisionCompacted, WatcherTooSlow
         SessionGone       connect again: SessionLost, StaleEpoch, HarborClosed
-      Unavailable         repeat it later: ServiceUnreachable, Starting, Draining, DeadlineExceeded
+      Unavailable         repeat it later: ServiceUnreachable, ServiceAway, Starting, Draining,
+                          DeadlineExceeded
       ServiceBug          report it: InvariantViolation
 
 Each leaf has a constant `reason`, that of `kvharbor.v1.ErrorReason` where the service knows it. A reason
@@ -167,7 +169,7 @@ class SequenceBusy(StateRefused):
 
 
 class SequenceInDoubt(StateRefused):
-    """An earlier call on the sequence ended without an answer, so its table and cursors are uncertain [C5]."""
+    """An earlier commit or hand-off of the sequence ended without an answer, and has to be repeated first [C5]."""
 
     reason = "SEQUENCE_IN_DOUBT"
 
@@ -176,6 +178,24 @@ class SequenceEnded(StateRefused):
     """The sequence was released or handed off by this process."""
 
     reason = "SEQUENCE_ENDED"
+
+
+class ResumeRequired(StateRefused):
+    """The service's process was replaced, and the session has not resumed the pool there; the harbor does so."""
+
+    reason = "RESUME_REQUIRED"
+
+
+class PeerUnproven(StateRefused):
+    """The kernel gives the service no proof of which process connects; `metadata` has the remedy."""
+
+    reason = "PEER_UNPROVEN"
+
+
+class RankTaken(StateRefused):
+    """Another member of the session has this rank."""
+
+    reason = "RANK_TAKEN"
 
 
 class Full(HarborError):
@@ -227,6 +247,18 @@ class SequenceNotFound(Gone):
     reason = "SEQUENCE_NOT_FOUND"
 
 
+class SequenceLost(Gone):
+    """The service's new process did not take the sequence up again; its `metadata` has why."""
+
+    reason = "SEQUENCE_LOST"
+
+
+class EpochEnded(Gone):
+    """What the call names is of an epoch that has ended, and with it all the KV that was in the pool."""
+
+    reason = "EPOCH_ENDED"
+
+
 class PinNotFound(Gone):
     """No warm pin of that name in this tenant."""
 
@@ -251,6 +283,12 @@ class WarmTaskNotFound(Gone):
     reason = "WARM_TASK_NOT_FOUND"
 
 
+class SessionNotFound(Gone):
+    """No session of that id lives or waits for the end of its processes."""
+
+    reason = "SESSION_NOT_FOUND"
+
+
 class RevisionCompacted(Gone):
     """The revision to resume a watch from is no longer kept: watch from 0."""
 
@@ -272,7 +310,7 @@ class SessionGone(Gone):
 
 
 class SessionLost(SessionGone):
-    """The service has ended the session, or has ended itself."""
+    """The service has ended the session, or has ended itself together with its state."""
 
     reason = "SESSION_UNKNOWN"
 
@@ -301,6 +339,12 @@ class ServiceUnreachable(Unavailable):
 
     reason = "SERVICE_UNREACHABLE"
     outcome_unknown = True
+
+
+class ServiceAway(Unavailable):
+    """The service's process has ended and is not back yet; the call was not sent [C11]."""
+
+    reason = "SERVICE_AWAY"
 
 
 class Starting(Unavailable):

@@ -3,25 +3,42 @@
 import contextlib
 import threading
 import time
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from kvharbor.client import address, answers, calls, channel
-from kvharbor.client.errors import Full, HarborError, PoolNotFound, SessionGone, Unavailable, WarmTaskNotFound
+from kvharbor.client.errors import (
+    EpochEnded,
+    Full,
+    HarborError,
+    PoolNotFound,
+    SessionGone,
+    Unavailable,
+    WarmTaskNotFound,
+)
 from kvharbor.client.link import Link
 from kvharbor.client.memory import PoolMemory
+from kvharbor.client.options import Options
 from kvharbor.client.pool import Pool, PoolHandle
-from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats, WarmTask
+from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats, Upgrade, WarmTask
 from kvharbor.client.sequence import Sequence
+from kvharbor.client.sessions import SessionInfo, session_info
 from kvharbor.client.sizes import size_bytes
 from kvharbor.gpumem import Layout
+from kvharbor.v1 import pool_service_pb2 as pools
 
 
 def connect(
     target: address.Target = None,
     *,
     client_name: str = "",
-    timeout_s: float = channel.DEFAULT_TIMEOUT_S,
+    timeout_s: float = 10.0,
     accepts_warm_tasks: bool = False,
+    away_wait_s: float | None = None,
+    on_epoch: Callable[[str, str], Any] | None = None,
+    join: str = "",
+    rank: int = 0,
+    read_only: bool = False,
 ) -> "Harbor":
     """Opens a session with the service at `target`, which lives until close or the end of this process.
 
@@ -31,12 +48,28 @@ def connect(
     call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see
     Harbor.next_warm_task.
 
+    When the service's process ends, the harbor goes on with the next one [C11]; calls that need it wait for that,
+    up to their timeout and to `away_wait_s`, if given (0: not at all). `on_epoch(old, new)` is called in a
+    thread of its own when the service has lost its state. It returns
+    when nothing is at work on the pools' memory any more; the harbor then opens them anew, in their place [C12].
+    Without it such an end is the end of the harbor.
+
+    `join` makes this process a member of the session whose leader's `Harbor.join_token` it is, under a `rank` of
+    its own from 1 on: it maps what the leader has opened, `read_only` or not, and makes no calls [C13].
+
     Raises ServiceUnreachable at once when nobody listens there, or this process may not connect.
     """
-    link = Link(
-        address.parse(target), client_name=client_name, timeout_s=timeout_s, accepts_warm_tasks=accepts_warm_tasks
+    options = Options(
+        client_name=client_name,
+        timeout_s=timeout_s,
+        accepts_warm_tasks=accepts_warm_tasks,
+        away_wait_s=away_wait_s,
+        on_epoch=on_epoch,
+        join=join,
+        rank=rank,
+        read_only=read_only,
     )
-    return Harbor(link)
+    return Harbor(Link(address.parse(target), options))
 
 
 class Harbor:
@@ -47,7 +80,8 @@ class Harbor:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._pools: dict[str, Pool] = {}
+        self._pools = link.pools
+        self._attached: list[PoolMemory] = []
         self._opening = threading.Lock()
         self._noticed: dict[str, None] = {}
 
@@ -55,6 +89,11 @@ class Harbor:
     def session_id(self) -> str:
         """The session's name in stats and logs; empty over TCP."""
         return self._link.session.session_id if self._link.session else ""
+
+    @property
+    def join_token(self) -> str:
+        """The secret for `connect(join=...)` in the engine's other processes; empty for these and over TCP."""
+        return self._link.session.join_token if self._link.session else ""
 
     @property
     def tenant(self) -> str:
@@ -79,14 +118,25 @@ class Harbor:
         `size` is in bytes or text such as "1GiB"; None: what is left of the service's memory. Raises
         LayoutMismatch or PoolSizeMismatch when it exists with another one, InsufficientMemory.
         """
-        side = self._link.require_session()
-        reply = self._link.run(calls.open_pool(name, layout, size_bytes(size)), timeout_s)
+        self._link.require_session()
+        asked_bytes = size_bytes(size)
+        reply: pools.OpenPoolResponse = self._link.run(calls.open_pool(name, layout, asked_bytes), timeout_s)
         pool_id = reply.descriptor.pool_id
         with self._opening:
             if pool_id not in self._pools:
-                memory = PoolMemory.attach(side, pool_id)
-                self._pools[pool_id] = Pool(self._link, name, memory, created=reply.created)
+                memory = self._link.on_side(lambda side: PoolMemory.attach(side, pool_id))
+                self._pools[pool_id] = Pool(self._link, name, memory, created=reply.created, asked_bytes=asked_bytes)
             return self._pools[pool_id]
+
+    def attach_pool(self, pool_id: str) -> PoolMemory:
+        """Maps a pool that the session has open, for a member of it; the views are its `views`.
+
+        `pool_id` is `Pool.id` of the leader. Ends with the harbor.
+        """
+        writable = not self._link.options.read_only
+        memory = self._link.on_side(lambda side: PoolMemory.attach(side, pool_id, writable=writable))
+        self._attached.append(memory)
+        return memory
 
     def find_pool(self, name: str) -> PoolHandle:
         """Returns an existing pool without its memory, or raises PoolNotFound."""
@@ -100,7 +150,7 @@ class Harbor:
         infos: list[PoolInfo] = []
         page_token = ""
         while True:
-            page = self._link.run(calls.list_pools(page_token))
+            page: pools.ListPoolsResponse = self._link.run(calls.list_pools(page_token))
             infos.extend(answers.pool_info(pool) for pool in page.pools)
             page_token = page.next_page_token
             if not page_token:
@@ -131,22 +181,46 @@ class Harbor:
         """Returns the service's versions, life and memory."""
         return answers.server_info(self._link.run(calls.get_server_info()))
 
+    def list_sessions(self) -> list[SessionInfo]:
+        """Returns all sessions, the ended ones too whose processes may not be gone; raises AdminRequired."""
+        sessions: list[SessionInfo] = []
+        page_token = ""
+        while True:
+            page: pools.ListSessionsResponse = self._link.run(calls.list_sessions(page_token))
+            sessions.extend(session_info(each) for each in page.sessions)
+            page_token = page.next_page_token
+            if not page_token:
+                return sessions
+
+    def kill_session(self, session_id: str) -> int:
+        """Kills every process of a session with SIGKILL; returns how many. Raises SessionNotFound, AdminRequired."""
+        reply: pools.KillSessionResponse = self._link.run(calls.kill_session(session_id))
+        return reply.killed_process_count
+
+    def upgrade(self) -> Upgrade:
+        """Has the service's process replaced; returns which one that is. Raises AdminRequired.
+
+        The process ends after this, and sessions go on in the next one, whose restart_count is greater.
+        """
+        reply: pools.UpgradeResponse = self._link.run(calls.upgrade())
+        return Upgrade(reply.epoch, reply.restart_count)
+
     def next_warm_task(self, timeout_s: float = 0.0) -> WarmTask[Pool, Sequence] | None:
         """Claims a prefix that an operator wants computed, of any pool opened here; None if none came in time.
 
         The sequence is this session's to compute, commit and release: see WarmTask. A task for which its pool
         has no room now is tried again until the time is over. Needs connect(..., accepts_warm_tasks=True).
         """
-        channel.require_warm_tasks(self._link.session)
+        channel.require_warm_tasks(self._link.options)
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self._noticed.update(dict.fromkeys(self._link.require_session().take_notices()))
+            self._noticed.update(dict.fromkeys(self._link.take_notices()))
             task = self._claim_noticed()
             left_s = deadline_s - time.monotonic()
             if task is not None or left_s <= 0:
                 return task
             wait_s = min(left_s, channel.ROOM_PAUSE_S) if self._noticed else left_s
-            self._link.require_session().wait_for_notice(wait_s)
+            self._link.wait_for_notice(wait_s)
 
     def _claim_noticed(self) -> WarmTask[Pool, Sequence] | None:
         for pool_id in list(self._noticed):
@@ -178,15 +252,17 @@ class Harbor:
         if self._link.closed:
             return
         try:
-            if self._link.side is not None:
+            self._link.standing.closing = True
+            if self._link.session_lives and self._link.leads:
                 # Gone or out of reach: the end of the side socket ends the session all the same.
-                with contextlib.suppress(SessionGone, Unavailable):
+                with contextlib.suppress(SessionGone, EpochEnded, Unavailable):
                     self._link.run(calls.close_session())
         finally:
             self._link.close()
-            for pool in self._pools.values():
-                pool.memory.close()
+            for memory in (*(pool.memory for pool in self._pools.values()), *self._attached):
+                memory.close()
             self._pools.clear()
+            self._attached.clear()
 
     def __enter__(self) -> Self:
         return self

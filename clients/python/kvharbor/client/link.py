@@ -1,76 +1,163 @@
 """The synchronous way to the service: a channel, and the session's side socket where there is one."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, TypeVar, cast
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from kvharbor.client import answers, channel
 from kvharbor.client.address import Address
 from kvharbor.client.calls import Call
-from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError
+from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost
+from kvharbor.client.options import Options
 from kvharbor.client.results import Progress, WatchEvent
+from kvharbor.client.returning import Returning
 from kvharbor.client.side import Session, SideSocket
+from kvharbor.client.standing import Standing, State
 from kvharbor.v1 import cache_service_pb2 as cache
-from kvharbor.v1 import cache_service_pb2_grpc, pool_service_pb2_grpc
+
+if TYPE_CHECKING:
+    from kvharbor.client.pool import Pool
 
 Reply = TypeVar("Reply")
+T = TypeVar("T")
 
 
 class Link:
-    """Runs calls. Threads may share it; a fork must not use it."""
+    """Runs calls. Threads may share it; a fork must not use it.
 
-    def __init__(
-        self, address: Address, *, client_name: str, timeout_s: float, accepts_warm_tasks: bool = False
-    ) -> None:
+    `guard` keeps what is held here, the sequences of `pools`, as it is: answers are taken in under it, and while
+    the service's next process is told of it [C11].
+    """
+
+    def __init__(self, address: Address, options: Options) -> None:
         self.address = address
-        self.timeout_s = channel.positive_timeout(timeout_s)
+        self.options = options.checked()
         self.session: Session | None = None
         self.side: SideSocket | None = None
+        self.pools: dict[str, Pool] = {}
+        self.standing = Standing(address.target)
         self.closed = False
+        self._changed = threading.Condition()
+        _links.add(self)
         if address.side_path is not None:
-            self.side, self.session = SideSocket.open(
-                address.side_path,
-                client_name=client_name,
-                timeout_s=timeout_s,
-                accepts_warm_tasks=accepts_warm_tasks,
-            )
-        self._metadata = channel.session_metadata(self.session.token if self.session else "")
+            self.side, self.session = SideSocket.open(address.side_path, options.hello(), timeout_s=options.timeout_s)
         self._channel = grpc.insecure_channel(address.target, options=channel.OPTIONS)
-        self._cache = cache_service_pb2_grpc.CacheServiceStub(self._channel)
-        self._methods = channel.unary_methods([self._cache, pool_service_pb2_grpc.PoolServiceStub(self._channel)])
+        self._stubs = channel.Stubs(self._channel)
+        self._returning = Returning(self)
+        self._returning.start()
 
-    def run(self, call: Call[Reply], timeout_s: float | None = None) -> Reply:
-        """Sends a call and returns its reply, or raises the HarborError that it failed with.
+    def run(
+        self,
+        call: Call[Reply],
+        timeout_s: float | None = None,
+        *,
+        take: Callable[[Reply], T] = answers.as_it_is,
+        here: Callable[[], T] | None = None,
+    ) -> T:
+        """Sends a call and returns what `take` makes of its reply, or raises the HarborError that it failed with.
 
-        A call that is out of time is undone, as far as the service can be reached: its reply may be lost, but
-        what it took must not be.
+        While the service is away the call waits for it, unless `here` can do without. Both are called under
+        `guard`. A call that is out of time is undone, as far as the service can be reached: its reply may be lost,
+        but what it took must not be.
         """
         self.require_open()
-        timeout_s = (self.timeout_s if timeout_s is None else timeout_s) + call.wait_s
-        try:
-            reply = self._methods[call.method](call.request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as failure:
-            error = self.error(failure, timeout_s)
-            if isinstance(error, DeadlineExceeded):
-                self._undo(call)
-            raise error from None
-        except ValueError:
-            # What gRPC says when another thread has closed the channel in the meantime.
-            self.require_open()
-            raise
-        return cast(Reply, reply)
+        timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
+        until_s = time.monotonic() + timeout_s
+        tries = channel.Tries(call, has_side=self.side is not None)
+        epochs = self.standing.epochs
+        while True:
+            with self._changed:
+                self._wait_until_settled(epochs, until_s, even_away=here is not None)
+                if here is not None and self.standing.state is State.AWAY:
+                    return here()
+                life, metadata = self.standing.life, channel.session_metadata(self.session)
+            try:
+                reply = self._send(call, until_s - time.monotonic(), metadata)
+            except grpc.RpcError as failure:
+                error = self.error(failure, timeout_s)
+                if isinstance(error, DeadlineExceeded):
+                    self._undo(call)
+                if not tries.again(error) or time.monotonic() >= until_s:
+                    raise error from None
+                self._wait_for_news(life, tries.pause_s)
+                continue
+            with self._changed:
+                if self.standing.life == life:
+                    return take(reply)
+            # What answered has ended since, and its successor knows nothing of the call.
 
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""
         self.require_open()
-        return Watch(self._cache.Watch(request, metadata=self._metadata), self, request.start_revision)
+        self.standing.require(self.standing.epochs)
+        stream = self._stubs.cache.Watch(request, metadata=channel.session_metadata(self.session))
+        return Watch(stream, self, request.start_revision)
+
+    def on_side(self, use: Callable[[SideSocket], T]) -> T:
+        """Returns what `use` gets from the side socket, from the next one if that ends on the way."""
+        self.require_session()
+        until_s = time.monotonic() + self.options.timeout_s
+        epochs = self.standing.epochs
+        while True:
+            with self._changed:
+                self._wait_until_settled(epochs, until_s)
+                side, life = self.require_session(), self.standing.life
+            try:
+                return use(side)
+            except SessionLost:
+                if time.monotonic() >= until_s:
+                    raise
+                self._wait_for_news(life, self.options.timeout_s)
+
+    def take_notices(self) -> list[str]:
+        """Returns the pools that the service has noticed warm tasks of since the last call; none while it is away."""
+        try:
+            return self.require_session().take_notices()
+        except SessionLost:
+            self.standing.require(self.standing.epochs)
+            return []
+
+    def wait_for_notice(self, timeout_s: float) -> None:
+        """Waits until there may be a notice, the service has come back, or `timeout_s` is over."""
+        side = self.require_session()
+        if not side.lost:
+            side.wait_for_notice(timeout_s)
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self.side is not side or self.standing.state is State.ENDED, timeout_s)
 
     @property
     def session_lives(self) -> bool:
         """Whether there is a session that has not ended, as far as is known here; asks nobody."""
-        return not self.closed and self.side is not None and not self.side.lost
+        return self.side is not None and self.standing.state is not State.ENDED and not self.standing.deserted
+
+    @property
+    def leads(self) -> bool:
+        """Whether the session is this process's own, and not one that it has joined."""
+        return self.session is not None and bool(self.session.token)
+
+    @property
+    def guard(self) -> AbstractContextManager[object]:
+        """What no answer is taken in under, and no other thread is in at the time."""
+        return self._changed
+
+    def atomically(self, change: Callable[[], T]) -> T:
+        """Runs `change` under the guard and wakes the calls that wait."""
+        with self._changed:
+            changed = change()
+            self._changed.notify_all()
+            return changed
+
+    def ask_user(self, on_epoch: Callable[[str, str], Any], old_epoch: str, new_epoch: str) -> None:
+        """Calls `on_epoch`, in the thread that has found the new epoch."""
+        on_epoch(old_epoch, new_epoch)
 
     def require_open(self) -> None:
         """Raises HarborClosed after close, and in a fork of the process that opened the session."""
@@ -89,21 +176,55 @@ class Link:
     def close(self) -> None:
         """Ends session and channel; calls under way in other threads end with an error."""
         self.closed = True
+        self.atomically(lambda: self.standing.end(HarborClosed("the harbor was closed: connect again")))
+        self._returning.stop()
+        self._returning.join()
         if self.side is not None:
             self.side.close()
-        self._channel.close()
+        if self.side is None or not self.side.forked:  # gRPC's threads are not there in a child
+            self._channel.close()
 
     def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:
         """Returns the error of a failed call."""
-        return channel.call_error(failure, self.address, side=self.side, closed=self.closed, timeout_s=timeout_s)
+        return channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s)
 
-    def _undo(self, call: Call[Reply]) -> None:
+    def _send(self, call: Call[Reply], timeout_s: float, metadata: Any) -> Any:
+        try:
+            return self._stubs.unary[call.method](call.addressed(), timeout=max(timeout_s, 0.0), metadata=metadata)
+        except ValueError:
+            # What gRPC says when another thread has closed the channel in the meantime.
+            self.require_open()
+            raise
+
+    def _wait_until_settled(self, epochs: int, until_s: float, *, even_away: bool = False) -> None:
+        if not self.standing.settled(even_away=even_away):
+            left_s = until_s - time.monotonic()
+            wait_s = left_s if self.options.away_wait_s is None else min(left_s, self.options.away_wait_s)
+            done = self._changed.wait_for(
+                lambda: self.standing.epochs != epochs or self.standing.settled(even_away=even_away), wait_s
+            )
+            if not done:
+                raise self.standing.still_away()
+        self.standing.require(epochs)
+
+    def _wait_for_news(self, life: int, timeout_s: float) -> None:
+        """Waits until the service has gone away since `life`, or for so long."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.standing.life != life or self.standing.state is not State.PRESENT, timeout_s
+            )
+
+    def _undo(self, call: Call[Any]) -> None:
         if call.undo is None:
             return
-        undo = call.undo()
         # Best effort: where this fails too, the end of the session gives everything back.
         with contextlib.suppress(grpc.RpcError):
-            self._methods[undo.method](undo.request, timeout=channel.UNDO_TIMEOUT_S, metadata=self._metadata)
+            self._send(call.undo(), channel.UNDO_TIMEOUT_S, channel.session_metadata(self.session))
+
+    def __del__(self) -> None:
+        # Forgotten without a close: the thread that watches the side socket has no other way to learn it.
+        if "_returning" in vars(self):
+            self._returning.stop()
 
 
 class Watch:
@@ -140,3 +261,15 @@ class Watch:
         """Ends the stream, also for a thread that waits in it."""
         self._closed = True
         self._stream.cancel()
+
+
+_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    # A thread that is not there in the child may have held them.
+    for link in list(_links):
+        link._changed = threading.Condition()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -5,14 +5,14 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from kvharbor.client import answers, releases
-from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch
+from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.client.errors import HarborError
 from kvharbor.client.link import Link, Watch
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm, WarmOrder, WarmTask
 from kvharbor.client.sequence import Sequence
-from kvharbor.client.sequence_state import doubting
+from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import Tokens
 from kvharbor.v1 import cache_service_pb2 as cache
 
@@ -103,11 +103,15 @@ class PoolHandle:
 
 
 class Pool(PoolHandle):
-    """An open pool with its memory mapped. Ends with its harbor. Threads may share it."""
+    """An open pool with its memory mapped. Ends with its harbor. Threads may share it.
 
-    def __init__(self, link: Link, name: str, memory: PoolMemory, *, created: bool) -> None:
+    In a new epoch (`on_epoch` of `connect`) `id` and `memory` change, and `views` show the new memory.
+    """
+
+    def __init__(self, link: Link, name: str, memory: PoolMemory, *, created: bool, asked_bytes: int = 0) -> None:
         super().__init__(link, memory.pool_id, name)
         self.memory = memory
+        self.asked_bytes = asked_bytes
         self.created = created
         self.descriptor = memory.descriptor
         self.views = memory.views
@@ -144,33 +148,58 @@ class Pool(PoolHandle):
             max_cached_tokens=max_cached_tokens,
             group=group,
         )
-        return Sequence(self, self.link.run(call).sequence)
+
+        def granted(reply: cache.AllocateResponse) -> Sequence:
+            return Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
+
+        return self.link.run(call, take=granted)
 
     def adopt(self, handoff_token: str, *, request_id: str | None = None, group: str = "") -> Sequence:
         """Takes over a sequence that was handed off, or raises HandoffNotFound."""
         call = self.calls.adopt(handoff_token, request_id=request_id, group=group)
-        return Sequence(self, self.link.run(call).sequence)
+        return self.link.run(call, take=lambda reply: Sequence(self, reply.sequence, Tail.of_adopted(reply)))
 
     def extend_many(self, extends: Iterable[tuple[Sequence, int]]) -> list[HarborError | None]:
         """Extends several sequences in one call; returns each one's refusal, or None."""
         batch = ExtendBatch(self.calls, extends)
-        with doubting(batch.sequences):
-            return batch.outcomes(self.link.run(batch.call))
+        return self.link.run(batch.call, take=batch.outcomes)
 
     def commit_many(self, commits: Iterable[Commit[Sequence]]) -> list[CommitResult | HarborError]:
-        """Commits several sequences in one call; returns each one's result or refusal, in order."""
-        batch = CommitBatch(self.calls, commits)
-        with doubting(batch.sequences):
-            return batch.outcomes(self.link.run(batch.call))
+        """Commits several sequences in one call; returns each one's result or refusal, in order.
+
+        While the service is away they are taken in here, and the results are `pending` [C11].
+        """
+        return self._commit(CommitBatch.of(self.calls, self.settled(commits)))
+
+    def settled(self, commits: Iterable[Commit[Sequence]]) -> list[Commit[Sequence]]:
+        """Repeats what ended without an answer; returns the commits without what has taken effect by that [C5]."""
+        repeats = Repeats(self.calls, commits)
+        if repeats.batch is not None:
+            self._commit(repeats.batch)
+        return repeats.rest()
+
+    def _commit(self, batch: CommitBatch) -> list[CommitResult | HarborError]:
+        with batch.answered():
+            return self.link.run(batch.call, take=batch.outcomes, here=batch.here)
 
     def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
         """Ends the session's sequences of a request_id or of a group; returns how many that were."""
         item = releases.item(request_id, group)
         named = self.sequences.named(item)
-        count = releases.sequence_count(self.link.run(self.calls.release([item])))
-        for sequence in named:
-            sequence.ended = True
-        return count
+
+        def released(reply: cache.ReleaseResponse) -> int:
+            count = releases.sequence_count(reply)
+            for sequence in named:
+                sequence.forget()
+            return count
+
+        def forgotten() -> int:
+            known = self.sequences.named(item)
+            for sequence in known:
+                sequence.forget()
+            return len(known)
+
+        return self.link.run(self.calls.release([item]), take=released, here=forgotten)
 
     def warmup(
         self,
@@ -186,13 +215,27 @@ class Pool(PoolHandle):
         What is missing comes back as a sequence to compute and commit. Raises WarmBudgetExceeded.
         """
         call = self.calls.warmup(tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name)
-        reply = self.link.run(call)
-        return answers.warm(reply, Sequence(self, reply.sequence) if reply.HasField("sequence") else None)
+
+        def warmed(reply: cache.WarmupResponse) -> Warm[Sequence]:
+            missing = None
+            if reply.HasField("sequence"):
+                missing = Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence, name))
+            return answers.warm(reply, missing)
+
+        return self.link.run(call, take=warmed)
 
     def claim_warm_task(self) -> "WarmTask[Pool, Sequence]":
         """Takes the prefix that waits longest for an engine to compute it; raises WarmTaskNotFound if none does.
 
         `Harbor.next_warm_task` waits for one, in all of its pools.
         """
-        reply = self.link.run(self.calls.claim_warm_task())
-        return answers.warm_task(reply, self, Sequence(self, reply.sequence))
+
+        def claimed(reply: cache.ClaimWarmTaskResponse) -> "WarmTask[Pool, Sequence]":
+            tail = Tail.of_prompt(reply, reply.sequence, reply.name)
+            return answers.warm_task(reply, self, Sequence(self, reply.sequence, tail))
+
+        return self.link.run(self.calls.claim_warm_task(), take=claimed)
+
+    def moved(self, pool_id: str) -> None:
+        """Takes its id in a new epoch; for the harbor."""
+        self.id = self.calls.pool_id = pool_id

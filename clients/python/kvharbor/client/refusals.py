@@ -4,7 +4,10 @@ A refusal comes in three forms, with the same reason and metadata in each: the d
 status of an item of a batch, and `Refused` on the side socket.
 """
 
+import os
+import stat
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -90,8 +93,14 @@ def unreachable(address: str, cause: object) -> errors.ServiceUnreachable:
 
 def forbidden(path: str) -> errors.ServiceUnreachable:
     """Returns the error for a socket that this process may not connect to."""
+    try:
+        found = Path(path).stat()
+        access = f"it has mode {stat.S_IMODE(found.st_mode):04o}, uid {found.st_uid}, gid {found.st_gid}"
+    except OSError:
+        access = "its folder may not be entered"
     return errors.ServiceUnreachable(
-        f"may not connect to {path}: run as its user or group, or set socket_mode and socket_group of the service",
+        f"uid {os.geteuid()} may not connect to {path}: {access}; run as its user or group, or set socket_mode and "
+        f"socket_group of the service",
         metadata={"address": path},
     )
 

@@ -19,12 +19,16 @@ class LiveSequences:
         """Knows a sequence as long as somebody else does."""
         self._sequences[id(sequence)] = sequence
 
+    def live(self) -> list[SequenceState]:
+        """Returns those that have not ended."""
+        # In one step, as other threads add theirs meanwhile.
+        known = [sequence for reference in self._sequences.valuerefs() if (sequence := reference()) is not None]
+        return [sequence for sequence in known if not sequence.ended]
+
     def named(self, item: cache.ReleaseItem) -> list[SequenceState]:
         """Returns those that `item` means. Ask before the call: a sequence that comes during it may outlive it."""
         field = item.WhichOneof("target")
-        # In one step, as other threads add theirs meanwhile.
-        known = [sequence for reference in self._sequences.valuerefs() if (sequence := reference()) is not None]
-        return [sequence for sequence in known if field and getattr(sequence, field) == getattr(item, field)]
+        return [sequence for sequence in self.live() if field and getattr(sequence, field) == getattr(item, field)]
 
 
 def item(request_id: str | None, group: str | None) -> cache.ReleaseItem:

@@ -42,10 +42,14 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit did: tokens in published blocks, and the shadows among the blocks of this commit."""
+    """What a commit did: tokens in published blocks, and the shadows among the blocks of this commit.
+
+    `pending`: the service is away and learns of the commit when it is back, so nothing is published yet [C11].
+    """
 
     committed_tokens: int
     shadows: tuple[Shadow, ...] = ()
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,10 @@ class WarmTask(Generic[PoolT, SequenceT]):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The service: its versions, its life and its memory."""
+    """The service: its versions, its life and its memory.
+
+    Its process is number restart_count + 1 of the epoch. Stalls are times that it did not run when it should have.
+    """
 
     server_version: str
     api_versions: tuple[str, ...]
@@ -116,6 +123,17 @@ class ServerInfo:
     memory_available_bytes: int
     max_message_bytes: int
     uptime_s: float
+    restart_count: int
+    stall_count: int
+    stall_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """The process of the service that is to be replaced: its epoch, and how many of it there were before."""
+
+    epoch: str
+    restart_count: int
 
 
 @dataclass(frozen=True, slots=True)

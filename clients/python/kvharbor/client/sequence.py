@@ -1,12 +1,14 @@
 """A sequence of the synchronous client."""
 
 from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from kvharbor.client.batches import Commit, only
-from kvharbor.client.errors import HarborError, SessionGone
+from kvharbor.client.batches import Commit, only, unanswered
+from kvharbor.client.errors import EpochEnded, HarborError, SequenceNotFound, SessionGone
 from kvharbor.client.results import CommitResult, ExtraKey
-from kvharbor.client.sequence_state import SequenceState, doubting
+from kvharbor.client.sequence_state import SequenceState
+from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import Tokens
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
@@ -21,9 +23,9 @@ class Sequence(SequenceState):
     Leaving its `with` releases it.
     """
 
-    def __init__(self, pool: "Pool", message: types_pb2.Sequence) -> None:
+    def __init__(self, pool: "Pool", message: types_pb2.Sequence, tail: Tail) -> None:
         self._pool = pool
-        super().__init__(message, pool.block_tokens)
+        super().__init__(message, pool.block_tokens, tail)
         pool.sequences.add(self)
 
     def __del__(self) -> None:
@@ -42,7 +44,9 @@ class Sequence(SequenceState):
     ) -> CommitResult:
         """Declares the KV of the first computed_tokens tokens written and visible, and publishes full blocks.
 
-        `new_tokens` are the ids generated since the last commit; their own KV may come with a later one.
+        `new_tokens` are the ids from token_count on; their own KV may come with a later commit. A commit that raises
+        has not moved token_count: the next one names its tokens again [C5]. While the service is away the commit
+        is taken in here, and the result is `pending` [C11].
         """
         return only(self._pool.commit_many([Commit(self, computed_tokens, new_tokens, extra_keys)]))
 
@@ -50,34 +54,47 @@ class Sequence(SequenceState):
         """Returns children that share the committed blocks and own a copy of the rest that is computed."""
         self.require_usable()
         call = self._pool.calls.fork(self.id, child_count, reserve_tokens=reserve_tokens, group=group)
-        reply = self._pool.link.run(call)
-        return [Sequence(self._pool, child) for child in reply.children]
+
+        def born(reply: cache.ForkResponse) -> list[Sequence]:
+            return [Sequence(self._pool, child, self.tail.of_child(child)) for child in reply.children]
+
+        try:
+            return self._pool.link.run(call, take=born)
+        except SequenceNotFound:
+            self.require_held()  # it may have been lost while the call waited
+            raise
 
     def handoff(self, computed_tokens: int, new_tokens: Tokens = ()) -> str:
         """Commits and gives the sequence away; returns the secret token to adopt it with, once.
 
         The sequence ends here: this process touches its blocks no more. A token that nobody adopts within the
-        service's limit (30 s by default) releases it.
+        service's limit (30 s by default) releases it, and so does the end of the service's process. Without an
+        answer it can be repeated, with the same arguments, or released.
         """
-        call = self._pool.calls.handoff(self.commit_item(computed_tokens, new_tokens))
-        with doubting([self]):
-            reply = self._pool.link.run(call)
-        self.ended = True
-        return reply.handoff_token
+        (commit,) = self._pool.settled([Commit(self, computed_tokens, new_tokens)])
+        item = self.commit_item(commit.computed_tokens, commit.new_tokens, leaving=True)
+        try:
+            with unanswered(self.leave):
+                return self._pool.link.run(self._pool.calls.handoff(item), take=self.handed_off)
+        except SequenceNotFound:
+            self.require_held()  # it may have been lost while the call waited
+            raise
 
     def release(self) -> None:
         """Ends the sequence: committed blocks stay cached, the rest is free. Repeating it does nothing.
 
-        A session that has ended has released it already, so that is no error.
+        A session or an epoch that has ended has released it already, so that is no error.
         """
         if self.ended:
             return
+        call = self._pool.calls.release([cache.ReleaseItem(sequence_id=self.id)])
         try:
-            reply = self._pool.link.run(self._pool.calls.release([cache.ReleaseItem(sequence_id=self.id)]))
-        except SessionGone:
-            self.ended = True
-            return
-        self.released(reply)
+            self._pool.link.run(call, take=self.released, here=self.forget)
+        except (SessionGone, EpochEnded):
+            self.forget()
+
+    def _unchanging(self) -> AbstractContextManager[object]:
+        return self._pool.link.guard
 
     def __enter__(self) -> Self:
         return self

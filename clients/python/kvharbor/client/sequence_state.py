@@ -4,16 +4,27 @@ cached_tokens <= computed_tokens <= token_count <= capacity_tokens.
 """
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client import refusals
 from kvharbor.client.calls import key_messages, request, whole
-from kvharbor.client.errors import HarborError, InvalidField, SequenceEnded, SequenceInDoubt
+from kvharbor.client.errors import (
+    CommitBackwards,
+    CursorOutOfRange,
+    HarborError,
+    InvalidField,
+    SequenceEnded,
+    SequenceInDoubt,
+    SequenceLost,
+)
 from kvharbor.client.results import CommitResult, ExtraKey, Shadow
+from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
@@ -28,12 +39,14 @@ class SequenceState:
     `table` holds block ids (int32), entry i for tokens [i * block_tokens, (i + 1) * block_tokens), and
     `generations` (uint64) their generations. Both are replaced, never changed in place: a table handed out
     stays what it was. KV may be written at positions [cached_tokens, capacity_tokens).
+
+    `unanswered` is a commit that ended without an answer: the next one has to carry it [C5].
     """
 
     ended = True
-    """Whether it was released or handed off by this process; also while it is being made, for `__del__`."""
+    """Whether it was released, handed off or lost; also while it is being made, for `__del__`."""
 
-    def __init__(self, message: types_pb2.Sequence, block_tokens: int) -> None:
+    def __init__(self, message: types_pb2.Sequence, block_tokens: int, tail: Tail) -> None:
         self.id = message.sequence_id
         self.request_id = message.request_id
         self.group = message.group
@@ -43,8 +56,11 @@ class SequenceState:
         self.computed_tokens = message.computed_tokens
         self.token_count = message.token_count
         self.capacity_tokens = message.capacity_tokens
+        self.tail = tail
         self.ended = False
-        self._in_doubt = False
+        self.unanswered: cache.CommitItem | None = None
+        self.leaving = False
+        self._ended_by: HarborError | None = None
         self._shadows: dict[int, Shadow] = {}
         self._switched: list[int] = []
 
@@ -63,9 +79,9 @@ class SequenceState:
         """Returns where tokens [first_token, end_token) are, as an index: `views.numpy("k", layer)[slots]`.
 
         Reading through it copies; assigning to it writes in place. Raises InvalidField outside the capacity,
-        SequenceEnded after release or hand-off, when the blocks may be others' already, and SequenceInDoubt [C5].
+        and SequenceEnded, SequenceLost or EpochEnded when the blocks may be others' already.
         """
-        self.require_usable()
+        self.require_held()
         first_token, end_token = whole("first_token", first_token), whole("end_token", end_token)
         if not 0 <= first_token <= end_token <= self.capacity_tokens:
             raise InvalidField.of(
@@ -83,46 +99,68 @@ class SequenceState:
         The shadows must not be touched any more, device work in flight included. The service takes them back
         with the next commit, which reports the positions.
         """
-        if not self._shadows:
-            return ()
-        positions = tuple(self._shadows)
-        table, generations = self.table.copy(), self.generations.copy()
-        for shadow in self._shadows.values():
-            table[shadow.position] = shadow.block_id
-            generations[shadow.position] = shadow.generation
-        self.table, self.generations = table, generations
-        self._shadows.clear()
-        self._switched.extend(positions)
-        return positions
+        with self._unchanging():
+            if not self._shadows:
+                return ()
+            positions = tuple(self._shadows)
+            table, generations = self.table.copy(), self.generations.copy()
+            for shadow in self._shadows.values():
+                table[shadow.position] = shadow.block_id
+                generations[shadow.position] = shadow.generation
+            self.table, self.generations = table, generations
+            self._shadows.clear()
+            self._switched.extend(positions)
+            return positions
 
-    def require_usable(self) -> None:
-        """Raises SequenceEnded after release or hand-off, SequenceInDoubt after a call without an answer [C5]."""
+    def require_held(self) -> None:
+        """Raises SequenceEnded after release or hand-off, and what else the sequence has ended by."""
+        if self._ended_by is not None:
+            raise copy.copy(self._ended_by)
         if self.ended:
             raise SequenceEnded(f"sequence {self.id} was released or handed off: allocate a new one")
-        if self._in_doubt:
+
+    def require_usable(self) -> None:
+        """Raises what `require_held` does, and SequenceInDoubt after a commit or hand-off without an answer [C5]."""
+        self.require_held()
+        if self.unanswered is not None:
             raise SequenceInDoubt(
-                f"a call on sequence {self.id} ended without an answer, its table and cursors are uncertain: "
-                f"release it and allocate again"
+                f"a commit of sequence {self.id} ended without an answer: commit again, with its tokens, or release"
+            )
+        self._require_staying()
+
+    def _require_staying(self) -> None:
+        if self.leaving:
+            raise SequenceInDoubt(
+                f"the hand-off of sequence {self.id} ended without an answer: hand it off again, or release it"
             )
 
     def extend_item(self, token_count: int) -> cache.ExtendItem:
-        """Asks for capacity for so many more tokens than it has."""
-        self.require_usable()
+        """Asks for capacity for so many more tokens than it has; may be repeated, as it names the blocks known."""
+        self.require_held()
+        self._require_staying()
         if whole("token_count", token_count) < 0:
             raise InvalidField.of("token_count", token_count, limit="at least 0", remedy="capacity never shrinks")
-        return request(cache.ExtendItem, sequence_id=self.id, capacity_tokens=self.capacity_tokens + token_count)
+        return request(
+            cache.ExtendItem,
+            sequence_id=self.id,
+            capacity_tokens=self.capacity_tokens + token_count,
+            known_block_count=len(self.table),
+        )
 
     def commit_item(
-        self, computed_tokens: int, new_tokens: Tokens, extra_keys: Sequence[ExtraKey] = ()
+        self, computed_tokens: int, new_tokens: Tokens, extra_keys: Sequence[ExtraKey] = (), *, leaving: bool = False
     ) -> cache.CommitItem:
         """Names what is written, with the blocks that hold it by the table, so that a wrong table is noticed."""
-        self.require_usable()
+        self.require_held()
+        if not leaving:
+            self._require_staying()
         item = request(
             cache.CommitItem,
             sequence_id=self.id,
             computed_tokens=computed_tokens,
             new_token_ids=token_bytes(new_tokens, "new_tokens"),
             switched_positions=self._switched[:MAX_SWITCHED],
+            known_token_count=self.token_count,
         )
         if extra_keys:
             item.extra_keys.extend(key_messages(extra_keys))
@@ -132,8 +170,33 @@ class SequenceState:
             item.written.generations = self.generations[first:end].astype("<u8").tobytes()
         return item
 
+    def held(self) -> cache.HeldSequence:
+        """Tells another process of the service all about it [C11]; what was switched is in the table already."""
+        self._switched.clear()
+        return cache.HeldSequence(
+            sequence=types_pb2.Sequence(
+                sequence_id=self.id,
+                table=types_pb2.BlockTable(
+                    block_ids=self.table.astype("<u4").tobytes(), generations=self.generations.astype("<u8").tobytes()
+                ),
+                cached_tokens=self.cached_tokens,
+                computed_tokens=self.computed_tokens,
+                token_count=self.token_count,
+                capacity_tokens=self.capacity_tokens,
+                request_id=self.request_id,
+                group=self.group,
+            ),
+            namespace=self.tail.namespace,
+            committed_tokens=self.tail.committed_tokens,
+            tail_token_ids=bytes(self.tail.token_ids),
+            extra_keys=self.tail.extra_keys,
+            pin_name=self.tail.pin_name,
+        )
+
     def extended(self, result: cache.ExtendResult) -> HarborError | None:
         """Takes in the result of an extend_item; returns its refusal, if it is one."""
+        if self._ended_by is not None:
+            return copy.copy(self._ended_by)
         if result.status.code:
             return refusals.from_item(result.status)
         if result.added.block_ids:
@@ -145,21 +208,94 @@ class SequenceState:
 
     def committed(self, item: cache.CommitItem, result: cache.CommitResult) -> CommitResult | HarborError:
         """Takes in the result of `item`; returns its refusal, if it is one."""
+        self.unanswered = None
+        if self._ended_by is not None:
+            return copy.copy(self._ended_by)
         if result.status.code:
             return refusals.from_item(result.status)
-        self.computed_tokens = item.computed_tokens
-        self.token_count += len(item.new_token_ids) // TOKEN_BYTES
+        self._advance(item)
         self._switched = self._switched[len(item.switched_positions) :]
+        self.tail.publish(result.committed_tokens)
         shadows = tuple(Shadow(shadow.position, shadow.block_id, shadow.generation) for shadow in result.shadows)
         self._shadows.update((shadow.position, shadow) for shadow in shadows)
         return CommitResult(result.committed_tokens, shadows)
 
+    def committed_here(self, item: cache.CommitItem) -> CommitResult | HarborError:
+        """Takes in `item` while the service is away, for `held` to tell; returns what would be its refusal."""
+        self.unanswered = None
+        if self._ended_by is not None:
+            return copy.copy(self._ended_by)
+        token_count = self.token_count + len(item.new_token_ids) // TOKEN_BYTES
+        if item.computed_tokens < self.computed_tokens:
+            return CommitBackwards(f"computed_tokens is {item.computed_tokens}, sequence {self.id} has more already")
+        if not item.computed_tokens <= token_count <= self.capacity_tokens:
+            return CursorOutOfRange(
+                f"computed_tokens is {item.computed_tokens} of {token_count} tokens, sequence {self.id} has room "
+                f"for {self.capacity_tokens}"
+            )
+        self._advance(item)
+        return CommitResult(self.tail.committed_tokens, pending=True)
+
+    def resumed(self, result: cache.ResumeResult) -> None:
+        """Takes in what another process of the service answers to `held`."""
+        if self.ended:
+            return
+        if result.status.code:
+            self.end_with(self._lost(refusals.from_item(result.status)))
+            return
+        self.unanswered = None
+        self.tail.publish(result.committed_tokens)
+        switched = set(self._switched)
+        self._shadows = {
+            shadow.position: Shadow(shadow.position, shadow.block_id, shadow.generation)
+            for shadow in result.shadows
+            if shadow.position not in switched
+        }
+
+    def lose(self, cause: HarborError) -> None:
+        """Ends it, as its pool is not there any more."""
+        self.end_with(self._lost(cause))
+
+    def end_with(self, cause: HarborError) -> None:
+        """Ends it, and has every later use raise `cause`."""
+        if not self.ended:
+            self.ended = True
+            self._ended_by = cause
+
     def released(self, reply: cache.ReleaseResponse) -> None:
         """Takes in the result of its release."""
         (result,) = reply.results
-        if result.status.code:
+        if result.status.code and not self.ended:
             raise refusals.from_item(result.status)
         self.ended = True
+
+    def forget(self) -> None:
+        """Takes in its release while the service is away: what is not told with `held` is released."""
+        self.ended = True
+
+    def leave(self) -> None:
+        """Takes in that it has perhaps been handed off."""
+        self.leaving = True
+
+    def handed_off(self, reply: cache.HandoffResponse) -> str:
+        """Takes in that it is another's now; returns the token."""
+        self.ended = True
+        return reply.handoff_token
+
+    def _advance(self, item: cache.CommitItem) -> None:
+        self.computed_tokens = item.computed_tokens
+        self.token_count += len(item.new_token_ids) // TOKEN_BYTES
+        self.tail.append(item)
+
+    def _lost(self, cause: HarborError) -> SequenceLost:
+        return SequenceLost(
+            f"the service's new process has not taken up sequence {self.id} ({cause.reason}: {cause}): allocate again",
+            metadata={"sequenceId": self.id, "cause": cause.reason, **cause.metadata},
+        )
+
+    def _unchanging(self) -> AbstractContextManager[object]:
+        """Keeps other threads from reading or changing the state inside of the context."""
+        return contextlib.nullcontext()
 
     def warn_forgotten(self) -> None:
         """Says where the last name of a sequence went that nobody has released; for `__del__`, so it asks nobody."""
@@ -170,29 +306,6 @@ class SequenceState:
             stacklevel=3,
             source=self,
         )
-
-
-@contextlib.contextmanager
-def doubting(sequences: Iterable[SequenceState]) -> Iterator[None]:
-    """Marks sequences as in doubt when the block ends without telling whether its call took effect [C5].
-
-    Without this a commit that was repeated after a lost reply would append its tokens twice, and the pool
-    would hold bytes under tokens that they do not belong to [G1].
-    """
-    try:
-        yield
-    except HarborError as failure:
-        if failure.outcome_unknown:
-            _doubt(sequences)
-        raise
-    except BaseException:  # cancelled or interrupted on the way
-        _doubt(sequences)
-        raise
-
-
-def _doubt(sequences: Iterable[SequenceState]) -> None:
-    for sequence in sequences:
-        sequence._in_doubt = True
 
 
 def _arrays(table: types_pb2.BlockTable) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint64]]:

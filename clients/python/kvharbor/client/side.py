@@ -14,32 +14,36 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
+from typing import Self
 
 from google.protobuf.message import DecodeError
 
 from kvharbor.client import refusals
-from kvharbor.client.calls import request
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, ServiceBug, SessionLost
 from kvharbor.v1 import side_pb2, types_pb2
 
-API_VERSION = "v1"
 MAX_FRAME_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 _ONE_EVENT = struct.pack("=Q", 1)
+_LOOK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the service calls this session, and whom it takes it for."""
+    """What the service calls this session, and whom it takes it for.
+
+    `token` is the leader's; another member has an empty one. `resume_token` is what either goes on with.
+    """
 
     session_id: str
     token: str
     epoch: str
     tenant: str
     server_version: str
-    accepts_warm_tasks: bool = False
+    join_token: str = ""
+    resume_token: str = ""
+    opened_pool_ids: tuple[str, ...] = ()
 
 
 class SideSocket:
@@ -47,60 +51,94 @@ class SideSocket:
 
     A forked child closes its copy at once: a session must not live on in a process that does not know of it.
     Threads may share it. Whoever reads keeps the notices that come between answers; the event descriptor is
-    readable while there are any, for those who wait for one.
+    readable while there are any, for those who wait for one. `refused`: the last request was, by the service. `forked`:
+    this process is a fork of the one that opened it.
     """
 
-    def __init__(self, connection: socket.socket, path: str) -> None:
-        self._connection = connection
+    def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._forked = False
+        self.forked = False
+        self.refused = False
         self._noticed_pools: dict[str, None] = {}
-        self._noticed = io.FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+")
-        _open_sockets.add(self)
+        with _forking:
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._noticed = io.FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+")
+            _open_sockets.add(self)
 
     @classmethod
-    def open(
-        cls, path: str, *, client_name: str, timeout_s: float, accepts_warm_tasks: bool = False
-    ) -> tuple["SideSocket", Session]:
+    def open(cls, path: str, hello: side_pb2.Hello, *, timeout_s: float) -> tuple[Self, Session]:
         """Connects and opens a session.
 
         Raises ServiceUnreachable when nobody listens at `path` or this process may not connect, DeadlineExceeded,
         or what the service refuses the hello with.
         """
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # The kernel's own timeout: with Python's the socket does not block, and where many workers connect at
-        # once a full backlog would be an error instead of a moment's wait.
-        whole_s = int(timeout_s)
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole_s, math.ceil((timeout_s - whole_s) * 1e6))
-        )
+        side = cls.connect(path, timeout_s=timeout_s)
         try:
-            connection.connect(path)
-            connection.settimeout(timeout_s)
-        except BlockingIOError:
-            connection.close()
-            raise DeadlineExceeded(f"{path} took no connection in {timeout_s:g} s: the service is overloaded") from None
-        except PermissionError:
-            connection.close()
-            raise refusals.forbidden(path) from None
-        except OSError as failure:
-            connection.close()
-            raise refusals.unreachable(path, failure.strerror or failure) from None
-        side = cls(connection, path)
-        try:
-            return side, side._hello(client_name, accepts_warm_tasks)
+            return side, side.hello(hello)
         except BaseException:
             side.close()
             raise
+
+    @classmethod
+    def connect(cls, path: str, *, timeout_s: float) -> Self:
+        """Connects, and says nothing yet. While the service's process is being replaced the connection waits."""
+        side = cls(path)
+        try:
+            side._connect(timeout_s)
+        except BaseException:
+            side.close()
+            raise
+        return side
+
+    def _connect(self, timeout_s: float) -> None:
+        # The kernel's own timeout: with Python's the socket does not block, and where many workers connect at
+        # once a full backlog would be an error instead of a moment's wait.
+        whole_s = int(timeout_s)
+        self._connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole_s, math.ceil((timeout_s - whole_s) * 1e6))
+        )
+        try:
+            self._connection.connect(self._path)
+            self._connection.settimeout(timeout_s)
+        except BlockingIOError:
+            raise DeadlineExceeded(
+                f"{self._path} took no connection in {timeout_s:g} s: the service is overloaded"
+            ) from None
+        except PermissionError:
+            raise refusals.forbidden(self._path) from None
+        except OSError as failure:
+            raise refusals.unreachable(self._path, failure.strerror or failure) from None
+
+    def hello(self, hello: side_pb2.Hello, *, patient: bool = False) -> Session:
+        """Opens or resumes a session. `patient`: waits for the answer until the socket ends, here or there."""
+        if patient:
+            timeout_s = self._connection.gettimeout()
+            self._connection.settimeout(None)
+        response, fd = self._exchange(side_pb2.SideRequest(hello=hello))
+        if patient:
+            self._connection.settimeout(timeout_s)
+        _close_fd(fd)
+        if response.WhichOneof("response") != "welcome":
+            raise ServiceBug("the service answered a hello with something else than a welcome")
+        welcome = response.welcome
+        return Session(
+            session_id=welcome.session_id,
+            token=welcome.session_token,
+            epoch=welcome.epoch,
+            tenant=welcome.tenant,
+            server_version=welcome.server_version,
+            join_token=welcome.join_token,
+            resume_token=welcome.session_token or welcome.member_token,
+            opened_pool_ids=tuple(welcome.opened_pool_ids),
+        )
 
     def attach(self, pool_id: str) -> tuple[types_pb2.PoolDescriptor, int]:
         """Returns a pool's descriptor and the file descriptor of its memory, which becomes the caller's."""
         request = side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id))
         response, fd = self._exchange(request)
         if response.WhichOneof("response") != "attached" or fd is None:
-            if fd is not None:
-                os.close(fd)
+            _close_fd(fd)
             raise ServiceBug("the service answered an attach without the pool's memory")
         return response.attached.descriptor, fd
 
@@ -130,9 +168,16 @@ class SideSocket:
         """Descriptors one of which is readable when `take_notices` may have something; ValueError once closed."""
         return self._noticed.fileno(), self._connection.fileno()
 
+    def wait_for_end(self) -> None:
+        """Waits until the other end is gone or the socket is ended here, whatever there still is to be read."""
+        # Looks again now and then: the number of a socket that was closed meanwhile may be another file's by now.
+        with contextlib.suppress(ValueError):
+            while not self._polled(select.POLLRDHUP, _LOOK_AGAIN_S):
+                pass
+
     @property
     def lost(self) -> bool:
-        """Whether the other end is gone, and the session with it."""
+        """Whether the other end is gone: the service's process has ended, or it has ended the session."""
         try:
             return bool(self._polled(select.POLLRDHUP))
         except ValueError:  # closed here
@@ -140,46 +185,27 @@ class SideSocket:
 
     def require_same_process(self) -> None:
         """Raises HarborClosed in a fork of the process that opened the session."""
-        if self._forked:
+        if self.forked:
             raise HarborClosed("the harbor was opened by the parent of this process: connect again after a fork")
 
-    def close(self) -> None:
-        """Ends the session, also for a thread that waits for a notice; repeated calls do nothing."""
+    def end(self) -> None:
+        """Ends the socket for the service and for threads that wait here; its descriptors stay until `close`."""
         with contextlib.suppress(OSError):  # closed before, here or by the service
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the socket, also for a thread that waits for a notice; repeated calls do nothing."""
+        self.end()
         self._close_descriptors()
 
     def _close_in_child(self) -> None:
         # No shutdown: that would end the parent's session.
-        self._forked = True
+        self.forked = True
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
         self._connection.close()
         self._noticed.close()
-
-    def _hello(self, client_name: str, accepts_warm_tasks: bool) -> Session:
-        hello = request(
-            side_pb2.Hello,
-            client_name=client_name,
-            client_version=_client_version(),
-            api_versions=[API_VERSION],
-            accepts_warm_tasks=accepts_warm_tasks,
-        )
-        response, fd = self._exchange(side_pb2.SideRequest(hello=hello))
-        if fd is not None:
-            os.close(fd)
-        if response.WhichOneof("response") != "welcome":
-            raise ServiceBug("the service answered a hello with something else than a welcome")
-        welcome = response.welcome
-        return Session(
-            session_id=welcome.session_id,
-            token=welcome.session_token,
-            epoch=welcome.epoch,
-            tenant=welcome.tenant,
-            server_version=welcome.server_version,
-            accepts_warm_tasks=accepts_warm_tasks,
-        )
 
     def _exchange(self, request: side_pb2.SideRequest) -> tuple[side_pb2.SideResponse, int | None]:
         payload = request.SerializeToString()
@@ -191,8 +217,8 @@ class SideSocket:
             while self._keep_notice(response):
                 response, fd = self._receive()
         if response.WhichOneof("response") == "refused":
-            if fd is not None:
-                os.close(fd)
+            _close_fd(fd)
+            self.refused = True
             raise refusals.from_refused(response.refused)
         return response, fd
 
@@ -221,11 +247,11 @@ class SideSocket:
         self._noticed.write(_ONE_EVENT)
         return True
 
-    def _polled(self, events: int) -> int:
-        """Returns which of the events, an error or the end there is on the socket now."""
+    def _polled(self, events: int, timeout_s: float = 0.0) -> int:
+        """Returns which of the events, an error or the end there is on the socket within `timeout_s`."""
         poll = select.poll()
         poll.register(self._connection, events)
-        return next((found for _, found in poll.poll(0)), 0)
+        return next((found for _, found in poll.poll(timeout_s * 1000)), 0)
 
     def _receive(self) -> tuple[side_pb2.SideResponse, int | None]:
         head, ancillary, _, _ = self._connection.recvmsg(
@@ -269,19 +295,15 @@ def _close_fd(fd: int | None) -> None:
         os.close(fd)
 
 
-def _client_version() -> str:
-    version = ""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        version = f"/{metadata.version('kvharbor')}"
-    return f"kvharbor-python{version}"
-
-
 _open_sockets: "weakref.WeakSet[SideSocket]" = weakref.WeakSet()
+# A fork waits for a socket that is just being made: a copy that nobody knows of would keep the session alive.
+_forking = threading.Lock()
 
 
 def _close_inherited() -> None:
+    _forking.release()
     for side in list(_open_sockets):
         side._close_in_child()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_inherited)

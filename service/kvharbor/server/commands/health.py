@@ -11,21 +11,27 @@ from kvharbor.server.errors import CommandError
 
 
 def health(
+    live: Annotated[bool, typer.Option("--live", help="Ask only whether the process answers.")] = False,
     timeout_s: Annotated[float, typer.Option(min=0.01, help="Seconds to wait for the answer.")] = 2.0,
     socket: SocketOption = None,
 ) -> None:
-    """Exits with 0 when the service is ready, with 1 when it is not or does not answer."""
+    """Exits with 0 when the service is ready, with 1 when it is not or does not answer.
+
+    With --live it is enough that the process answers: so it does while memory is still being reserved.
+    """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from kvharbor.client import address
+    from kvharbor.server.readiness import LIVENESS
 
     target = address.parse(socket).target
     _require_listener(target, timeout_s)
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
-            answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+            request = health_pb2.HealthCheckRequest(service=LIVENESS if live else "")
+            answer = check(request, timeout=timeout_s, wait_for_ready=True)
         except grpc.RpcError as failure:
             raise CommandError(f"no answer at {target}: {failure.code().name}") from None
     state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

@@ -1,5 +1,6 @@
 """`kvharbor serve`: a flag for every setting, except the tables, which belong in a file."""
 
+import json
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ def serve(
     socket_mode: Annotated[_Text, _flag("File mode of the sockets, octal.", "0600")] = None,
     socket_group: Annotated[_Text, _flag("Group of the sockets.", "that of the process")] = None,
     listen: Annotated[_Text, _flag("HOST:PORT for gRPC over TCP beside the socket; port 0: any.", "none")] = None,
+    metrics_listen: Annotated[_Text, _flag("HOST:PORT for Prometheus and probes over HTTP.", "none")] = None,
+    metrics_max_tenants: Annotated[_Text, _flag("Tenants with metrics of their own.", "100")] = None,
     memory: Annotated[_Text, _flag("Memory for all pools: 2GiB, 2GB, or a share of what there is.", "80%")] = None,
     warm_budget_ratio: Annotated[_Text, _flag("Part of a pool that warm pins may hold.", "0.25")] = None,
     min_reuse_tokens: Annotated[_Text, _flag("Matches shorter than this are not reused.", "0")] = None,
@@ -33,6 +36,7 @@ def serve(
     max_message_bytes: Annotated[_Text, _flag("Largest gRPC message.", "16777216")] = None,
     max_sessions: Annotated[_Text, _flag("Side sockets open at a time.", "1024")] = None,
     grace_s: Annotated[_Text, _flag("Seconds that calls in flight have at shutdown.", "5")] = None,
+    watchdog_s: Annotated[_Text, _flag("Seconds without a turn after which the process is replaced.", "20")] = None,
     log_level: Annotated[_Text, _flag("debug, info, warning or error.", "info")] = None,
     log_format: Annotated[_Text, _flag("json or console.", "json")] = None,
 ) -> None:
@@ -41,17 +45,18 @@ def serve(
     Flags win over the environment (KVHARBOR_NAME), that over the file, that over the defaults. The tables pools
     and tenants and the list admin_uids have no flag: they belong in the file.
     """
-    flags = {name: value for name, value in locals().items() if name != "config"}
-    # Until the service handles signals itself, SIGTERM unwinds what has been set up so far.
+    flags = {name: value for name, value in locals().items() if name != "config" and value is not None}
+    # Until the supervisor handles signals itself, SIGTERM unwinds what has been set up so far.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     from kvharbor.server.logs import configure
     from kvharbor.server.sources import load_settings
 
-    # Settings first: a mistake in them is told before the slower imports.
     loaded = load_settings(flags, os.environ, config)
     configure(loaded.settings.log_level, loaded.settings.log_format)
 
-    from kvharbor.server.service import serve as run
+    from kvharbor.server.supervisor import supervise
 
-    run(loaded)
+    # The service's process reads the same flags, environment and file.
+    status = supervise(loaded, [json.dumps([flags, None if config is None else str(config)])])
+    raise typer.Exit(status)

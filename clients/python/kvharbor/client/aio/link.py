@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import inspect
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar, cast
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -11,47 +14,53 @@ import grpc.aio
 from kvharbor.client import answers, channel
 from kvharbor.client.address import Address
 from kvharbor.client.calls import Call
-from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError
+from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost
+from kvharbor.client.options import Options
 from kvharbor.client.results import Progress, WatchEvent
+from kvharbor.client.returning import Returning
 from kvharbor.client.side import Session, SideSocket
+from kvharbor.client.standing import Standing, State
 from kvharbor.v1 import cache_service_pb2 as cache
-from kvharbor.v1 import cache_service_pb2_grpc, pool_service_pb2_grpc
+
+if TYPE_CHECKING:
+    from kvharbor.client.aio.pool import Pool
 
 Reply = TypeVar("Reply")
+T = TypeVar("T")
 
 
 class Link:
-    """Runs calls on the event loop that opened it; a fork must not use it. Made by `open`."""
+    """Runs calls on the event loop that opened it; a fork must not use it. Made by `open`.
 
-    def __init__(self, address: Address, side: SideSocket | None, session: Session | None, *, timeout_s: float) -> None:
+    What is held here, the sequences of `pools`, changes on the loop only, also when the service's next process is
+    told of it [C11]: between two awaits it stays as it is.
+    """
+
+    def __init__(self, address: Address, options: Options, side: SideSocket | None, session: Session | None) -> None:
         self.address = address
-        self.timeout_s = timeout_s
+        self.options = options
         self.session = session
         self.side = side
+        self.pools: dict[str, Pool] = {}
+        self.standing = Standing(address.target)
         self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
         self._undoing: set[asyncio.Task[None]] = set()
         self._stop_waiting: Callable[[], None] = lambda: None
-        self._metadata = channel.session_metadata(session.token if session else "")
         self._channel = grpc.aio.insecure_channel(address.target, options=channel.OPTIONS)
-        self._cache: Any = cache_service_pb2_grpc.CacheServiceStub(self._channel)
-        self._methods = channel.unary_methods([self._cache, pool_service_pb2_grpc.PoolServiceStub(self._channel)])
+        self._stubs = channel.Stubs(self._channel)
+        self._returning = Returning(self)
+        self._returning.start()
 
     @classmethod
-    async def open(
-        cls, address: Address, *, client_name: str, timeout_s: float, accepts_warm_tasks: bool = False
-    ) -> "Link":
+    async def open(cls, address: Address, options: Options) -> "Link":
         """Opens the session first, where the address gives one, and the channel after it."""
-        channel.positive_timeout(timeout_s)
+        options.checked()
         if address.side_path is None:
-            return cls(address, None, None, timeout_s=timeout_s)
+            return cls(address, options, None, None)
         opening = asyncio.ensure_future(
-            asyncio.to_thread(
-                SideSocket.open,
-                address.side_path,
-                client_name=client_name,
-                timeout_s=timeout_s,
-                accepts_warm_tasks=accepts_warm_tasks,
-            )
+            asyncio.to_thread(SideSocket.open, address.side_path, options.hello(), timeout_s=options.timeout_s)
         )
         try:
             side, session = await asyncio.shield(opening)
@@ -59,39 +68,126 @@ class Link:
             # The thread cannot be stopped: a session that it still opens is ended as soon as it is there.
             opening.add_done_callback(_close_unwanted)
             raise
-        return cls(address, side, session, timeout_s=timeout_s)
+        return cls(address, options, side, session)
 
-    async def run(self, call: Call[Reply], timeout_s: float | None = None) -> Reply:
-        """Sends a call and returns its reply, or raises the HarborError that it failed with.
+    async def run(
+        self,
+        call: Call[Reply],
+        timeout_s: float | None = None,
+        *,
+        take: Callable[[Reply], T] = answers.as_it_is,
+        here: Callable[[], T] | None = None,
+    ) -> T:
+        """Sends a call and returns what `take` makes of its reply, or raises the HarborError that it failed with.
 
-        A call that is cancelled or out of time is undone, as far as the service can be reached: its reply may
-        be lost, but what it took must not be.
+        While the service is away the call waits for it, unless `here` can do without. A call that is cancelled or
+        out of time is undone, as far as the service can be reached: its reply may be lost, but what it took must
+        not be.
         """
         self.require_open()
-        timeout_s = (self.timeout_s if timeout_s is None else timeout_s) + call.wait_s
-        try:
-            reply = await self._methods[call.method](call.request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as failure:
-            error = self.error(failure, timeout_s)
-            if isinstance(error, DeadlineExceeded):
+        timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
+        until_s = time.monotonic() + timeout_s
+        tries = channel.Tries(call, has_side=self.side is not None)
+        epochs = self.standing.epochs
+        while True:
+            await self._wait_until_settled(epochs, until_s, even_away=here is not None)
+            if here is not None and self.standing.state is State.AWAY:
+                return here()
+            life = self.standing.life
+            try:
+                reply = await self._send(call, until_s - time.monotonic())
+            except grpc.RpcError as failure:
+                error = self.error(failure, timeout_s)
+                if isinstance(error, DeadlineExceeded):
+                    self._undo_later(call)
+                if not tries.again(error) or time.monotonic() >= until_s:
+                    raise error from None
+                await self._wait_for_news(life, tries.pause_s)
+                continue
+            except asyncio.CancelledError:
                 self._undo_later(call)
-            raise error from None
-        except asyncio.CancelledError:
-            self._undo_later(call)
-            if self.closed and not _task_is_cancelled():
-                raise HarborClosed("the harbor was closed while the call was under way") from None
-            raise
-        return cast(Reply, reply)
+                if self.closed and not _task_is_cancelled():
+                    raise HarborClosed("the harbor was closed while the call was under way") from None
+                raise
+            if self.standing.life == life:
+                return take(reply)
+            # What answered has ended since, and its successor knows nothing of the call.
 
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""
         self.require_open()
-        return Watch(self._cache.Watch(request, metadata=self._metadata), self, request.start_revision)
+        self.standing.require(self.standing.epochs)
+        stream = self._stubs.cache.Watch(request, metadata=channel.session_metadata(self.session))
+        return Watch(stream, self, request.start_revision)
+
+    async def on_side(self, use: Callable[[SideSocket], T]) -> T:
+        """Returns what `use` gets from the side socket in a thread, from the next one if that ends on the way."""
+        self.require_session()
+        until_s = time.monotonic() + self.options.timeout_s
+        epochs = self.standing.epochs
+        while True:
+            await self._wait_until_settled(epochs, until_s)
+            side, life = self.require_session(), self.standing.life
+            try:
+                return await asyncio.to_thread(use, side)
+            except SessionLost:
+                if time.monotonic() >= until_s:
+                    raise
+                await self._wait_for_news(life, self.options.timeout_s)
+
+    def take_notices(self) -> list[str]:
+        """Returns the pools that the service has noticed warm tasks of since the last call; none while it is away."""
+        try:
+            return self.require_session().take_notices()
+        except SessionLost:
+            self.standing.require(self.standing.epochs)
+            return []
+
+    async def wait_for_notice(self, timeout_s: float) -> None:
+        """Waits until there may be a notice, the service has come back, or `timeout_s` is over."""
+        side = self.require_session()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if not side.lost:
+                    await self._wait_for_readable(side)
+                else:
+                    await self._wait_for(lambda: self.side is not side or self.standing.state is State.ENDED)
 
     @property
     def session_lives(self) -> bool:
         """Whether there is a session that has not ended, as far as is known here; asks nobody."""
-        return not self.closed and self.side is not None and not self.side.lost
+        return self.side is not None and self.standing.state is not State.ENDED and not self.standing.deserted
+
+    @property
+    def leads(self) -> bool:
+        """Whether the session is this process's own, and not one that it has joined."""
+        return self.session is not None and bool(self.session.token)
+
+    def atomically(self, change: Callable[[], T]) -> T:
+        """Runs `change` on the loop, for another thread, and wakes the calls that wait."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._change(change))
+            except BaseException as failure:
+                done.set_exception(failure)
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+        except RuntimeError:  # the loop is closed, and nobody calls any more
+            run()
+        return done.result()
+
+    def ask_user(self, on_epoch: Callable[[str, str], Any], old_epoch: str, new_epoch: str) -> None:
+        """Calls `on_epoch` on the loop, for another thread, and waits until what it returns is done."""
+
+        async def asked() -> None:
+            answer = on_epoch(old_epoch, new_epoch)
+            if inspect.isawaitable(answer):
+                await answer
+
+        asyncio.run_coroutine_threadsafe(asked(), self._loop).result()
 
     def require_open(self) -> None:
         """Raises HarborClosed after close, and in a fork of the process that opened the session."""
@@ -107,47 +203,84 @@ class Link:
             raise channel.session_required(self.address)
         return self.side
 
-    async def wait_for_notice(self) -> None:
+    async def close(self) -> None:
+        """Ends session and channel; calls under way in other tasks end with an error."""
+        self.closed = True
+        self._change(lambda: self.standing.end(HarborClosed("the harbor was closed: connect again")))
+        self._stop_waiting()
+        if self._undoing:
+            await asyncio.wait(self._undoing)
+        self._returning.stop()
+        await asyncio.to_thread(self._returning.join)
+        if self.side is not None:
+            self.side.close()
+        if self.side is None or not self.side.forked:  # gRPC's threads are not there in a child
+            await self._channel.close()
+
+    def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:
+        """Returns the error of a failed call."""
+        return channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s)
+
+    async def _send(self, call: Call[Reply], timeout_s: float) -> Any:
+        metadata = channel.session_metadata(self.session)
+        return await self._stubs.unary[call.method](call.addressed(), timeout=max(timeout_s, 0.0), metadata=metadata)
+
+    async def _wait_until_settled(self, epochs: int, until_s: float, *, even_away: bool = False) -> None:
+        if not self.standing.settled(even_away=even_away):
+            left_s = until_s - time.monotonic()
+            wait_s = left_s if self.options.away_wait_s is None else min(left_s, self.options.away_wait_s)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wait_for(
+                        lambda: self.standing.epochs != epochs or self.standing.settled(even_away=even_away)
+                    )
+            except TimeoutError:
+                raise self.standing.still_away() from None
+        self.standing.require(epochs)
+
+    async def _wait_for_news(self, life: int, timeout_s: float) -> None:
+        """Waits until the service has gone away since `life`, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wait_for(lambda: self.standing.life != life or self.standing.state is not State.PRESENT)
+
+    async def _wait_for(self, done: Callable[[], bool]) -> None:
+        while not done():
+            await self._changed.wait()
+
+    def _change(self, change: Callable[[], T]) -> T:
+        changed = change()
+        # Those who wait look again; who comes now waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return changed
+
+    async def _wait_for_readable(self, side: SideSocket) -> None:
         """Waits until the side socket may have a notice or has ended, for one task at a time."""
-        loop = asyncio.get_running_loop()
         try:
-            sources = self.require_session().notice_sources
+            sources = side.notice_sources
         except ValueError:  # closed, as an answer did not come in time
             return
-        readable: asyncio.Future[None] = loop.create_future()
+        readable: asyncio.Future[None] = self._loop.create_future()
 
         def stop() -> None:
             # Before the descriptors are closed: the loop may see their numbers again.
             self._stop_waiting = lambda: None
             for source in sources:
-                loop.remove_reader(source)
+                self._loop.remove_reader(source)
             if not readable.done():
                 readable.set_result(None)
 
         self._stop_waiting = stop
         for source in sources:
-            loop.add_reader(source, stop)
+            self._loop.add_reader(source, stop)
         try:
             await readable
         finally:
             if self._stop_waiting is stop:
                 stop()
 
-    async def close(self) -> None:
-        """Ends session and channel; calls under way in other tasks end with an error."""
-        self.closed = True
-        self._stop_waiting()
-        if self._undoing:
-            await asyncio.wait(self._undoing)
-        if self.side is not None:
-            self.side.close()
-        await self._channel.close()
-
-    def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:
-        """Returns the error of a failed call."""
-        return channel.call_error(failure, self.address, side=self.side, closed=self.closed, timeout_s=timeout_s)
-
-    def _undo_later(self, call: Call[Reply]) -> None:
+    def _undo_later(self, call: Call[Any]) -> None:
         if call.undo is None or self.closed:
             return
         # In a task of its own, as the caller's is being cancelled; the set keeps it alive until it is done.
@@ -158,7 +291,12 @@ class Link:
     async def _undo(self, undo: Call[Any]) -> None:
         # Best effort: where this fails too, the end of the session gives everything back.
         with contextlib.suppress(grpc.RpcError):
-            await self._methods[undo.method](undo.request, timeout=channel.UNDO_TIMEOUT_S, metadata=self._metadata)
+            await self._send(undo, channel.UNDO_TIMEOUT_S)
+
+    def __del__(self) -> None:
+        # Forgotten without a close: the thread that watches the side socket has no other way to learn it.
+        if "_returning" in vars(self):
+            self._returning.stop()
 
 
 class Watch:

@@ -1,0 +1,48 @@
+"""`kvharbor upgrade`: a fresh service process, of the code and the settings that are there now."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvharbor.server.commands.options import SocketOption, connected
+from kvharbor.server.errors import CommandError
+
+if TYPE_CHECKING:
+    from kvharbor.client import Harbor
+    from kvharbor.client.results import ServerInfo
+
+_POLL_S = 0.05
+
+
+def upgrade(
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the new process.")] = 60.0,
+    socket: SocketOption = None,
+) -> None:
+    """Replaces the service's process: calls in flight finish, sessions and what is cached go on.
+
+    The new process is started first. If it cannot start, the old one goes on, and the exit status is 1.
+    """
+    with connected(socket) as harbor:
+        began_at = time.monotonic()
+        before = harbor.upgrade()
+        while True:
+            now = _info(harbor)
+            if now is not None and now.epoch != before.epoch:
+                raise CommandError(f"the service has begun anew, with epoch {now.epoch}: see its log")
+            if now is not None and now.restart_count > before.restart_count:
+                break
+            if time.monotonic() - began_at > wait_s:
+                raise CommandError(f"no new process after {wait_s:g} s, the old one may go on: see the service's log")
+            time.sleep(_POLL_S)
+    took_s = time.monotonic() - began_at
+    typer.echo(f"upgraded to {now.server_version} in {took_s:.1f} s, process {now.restart_count + 1} of its epoch")
+
+
+def _info(harbor: "Harbor") -> "ServerInfo | None":
+    from kvharbor.client import Unavailable
+
+    try:
+        return harbor.server_info()
+    except Unavailable:
+        return None

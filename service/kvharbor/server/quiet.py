@@ -1,0 +1,67 @@
+"""Watches the processes of sessions: the end of a socket, the exit of a process, and the proof by both [S24]."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Collection
+
+from kvharbor.server.members import Member
+from kvharbor.server.session import Session
+
+_PIECE_BYTES = 64 * 1024
+
+
+class QuietWatch:
+    """Calls `lost(session, cause)` whenever a member is seen to be lost, and sets `gone` of one that is quiet.
+
+    Silence is never death: nothing here has a deadline.
+    """
+
+    def __init__(self, lost: Callable[[Session, str], None]) -> None:
+        self._lost = lost
+
+    def begin(self, session: Session, member: Member) -> None:
+        """Watches for the member's exit, until `end`."""
+        asyncio.get_running_loop().add_reader(member.pidfd, self._exited, session, member)
+
+    def end(self, member: Member) -> None:
+        """Watches it no longer."""
+        asyncio.get_running_loop().remove_reader(member.pidfd)
+
+    def socket_ended(self, session: Session, member: Member, connection: socket.socket) -> None:
+        """No process has the other end of this socket any more. Only the newest one is the session's life."""
+        is_newest = connection is member.sockets[-1]
+        member.sockets.remove(connection)
+        if is_newest:
+            self._lost(session, "side socket ended")
+        _consider(member)
+
+    def _exited(self, session: Session, member: Member) -> None:
+        self.end(member)
+        member.exited = True
+        self._lost(session, "process exited")
+        _consider(member)
+
+
+def _consider(member: Member) -> None:
+    if member.is_quiet() and not member.gone.is_set():
+        member.gone_at = asyncio.get_running_loop().time()
+        member.gone.set()
+
+
+async def until_end(connection: socket.socket) -> None:
+    """Reads what still comes, and returns when every copy of the other end is closed."""
+    loop = asyncio.get_running_loop()
+    # A reset is the end of one that had not read everything.
+    with contextlib.suppress(ConnectionResetError):
+        while await loop.sock_recv(connection, _PIECE_BYTES):
+            pass
+
+
+async def until_gone(members: Collection[Member], grace_s: float) -> None:
+    """Waits until the members are gone, and then as long as their devices may go on without them."""
+    for member in members:
+        await member.gone.wait()
+    left_s = max(member.gone_at for member in members) + grace_s - asyncio.get_running_loop().time()
+    if grace_s and left_s > 0:
+        await asyncio.sleep(left_s)

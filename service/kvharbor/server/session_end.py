@@ -1,0 +1,32 @@
+"""How a session leaves a pool: in two steps, as its processes are proved gone [S24]."""
+
+import structlog
+
+from kvharbor.server.errors import SessionUnknown
+from kvharbor.server.quiet import until_gone
+from kvharbor.server.served_pool import OpenedPool
+from kvharbor.server.session import Session
+
+log = structlog.get_logger(__name__)
+
+
+async def end_in_pool(session: Session, opened: OpenedPool) -> int:
+    """Takes an ended session out of a pool; returns the sequences released.
+
+    Its calls under way end first. What it had not committed waits in quarantine until no process of it can write;
+    what it read stays held until none can read. A session that has nothing waits for nothing.
+    """
+    served, number = opened.served, session.number
+    pool, owner, grace_s = served.pool, served.owner, served.arena.grace_s
+    served.admission.give_up(session, SessionUnknown())
+    await owner.run(opened.turns, lambda: pool.end_session(number))
+    held = pool.holding(number)
+    if held.private_block_count:
+        log.info("blocks quarantined", session=number, pool=served.pool_id, block_count=held.private_block_count)
+        await until_gone(session.writers, grace_s)
+        await owner.run(opened.turns, lambda: pool.writers_quiet(number))
+    if held.sequence_count:
+        await until_gone(session.members, grace_s)
+    released_count = await owner.run(opened.turns, lambda: pool.session_quiet(number))
+    served.sessions.discard(session)
+    return released_count

@@ -1,0 +1,1 @@
+"""Chaos: any process is killed at any moment, and every byte of every hit is verified. `make chaos`."""

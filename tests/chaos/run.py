@@ -1,0 +1,130 @@
+"""One run: everything is started, struck by the schedule, ended, and counted."""
+
+import time
+from pathlib import Path
+
+from chaos.board import Board, Count, Head
+from chaos.crowd import Crowd
+from chaos.killer import Killer
+from chaos.observer import PERIOD_S
+from chaos.owner import Owner
+from chaos.points.marks import MARKS
+from chaos.reactor import Reactor
+from chaos.report import Report
+from chaos.schedule import Size, strikes
+from chaos.times import Times, quantile
+from chaos.witness import Witnesses
+
+_WARM_UP_S = 2.0
+_SETTLE_S = 2.0
+
+
+class Run:
+    """The harness. `report` is filled as it goes."""
+
+    def __init__(self, size: Size, seed: int, folder: Path) -> None:
+        self._size = size
+        self.report = Report(seed)
+        self._reactor = Reactor()
+        self._board = Board.create(folder / "board")
+        self._times = Times()
+        self.owner = Owner(self._reactor, folder, self._board, self._owner_died)
+        self._crowd = Crowd(
+            self._reactor,
+            folder / "board",
+            self.owner.target,
+            seed=seed,
+            size=size.workers,
+            wrong=self._wrong,
+        )
+        self._witnesses = Witnesses(self._reactor, self.owner.target, self._times, self._wrong)
+        self._killer = Killer(self._reactor, self.owner, self._crowd, self._witnesses, self._times, self.report)
+
+    def go(self) -> None:
+        """Runs it all, up to the first fault."""
+        started = time.monotonic()
+        try:
+            self._begin()
+            for strike in strikes(self._size, self.report.seed, list(MARKS)):
+                self._reactor.run_for(strike.after_s)
+                self._killer.strike(strike)
+                if self.report.faults:
+                    break
+            else:
+                self._killer.make_up(self._size)
+            self._end()
+        finally:
+            self._crowd.kill()
+            self._witnesses.kill()
+            self.owner.kill()
+        self.report.duration_s = time.monotonic() - started
+        self._sum_up()
+
+    def _begin(self) -> None:
+        self.owner.start()
+        self._witnesses.ask("plant")
+        self._killer.await_service()
+        self._crowd.start()
+        self._reactor.run_for(_WARM_UP_S)
+        self._usage = self._settled_usage()
+
+    def _end(self) -> None:
+        self._killer.await_service()
+        self._killer.check()
+        growth = [after - before for before, after in zip(self._usage, self._settled_usage(), strict=True)]
+        self.report.rss_growth_bytes, self.report.fd_growth = growth
+        self._crowd.leave()
+        counts = self._witnesses.ask("settle")
+        if counts:
+            self.report.leaked_blocks = counts["total"] - counts["free"] - counts["cached"] - counts["warm"]
+            counts = self._witnesses.ask("clear")
+            self.report.leaked_blocks += counts["total"] - counts["free"] if counts else 0
+        self._witnesses.end()
+        self.report.owner_kills = self._times.warm_death_count()
+        self.report.supervisor_kills = self._times.supervisor_deaths
+        self.report.faults += self.owner.stop()
+
+    def _settled_usage(self) -> tuple[int, int]:
+        """Returns what supervisor and child take when as many sessions as there are workers have just resumed."""
+        self._crowd.pause()
+        if self._size.owner_kills:
+            self._killer.kill_owner()
+        self._reactor.run_for(_SETTLE_S)
+        usage = self.owner.usage()
+        self._crowd.go_on()
+        return usage
+
+    def _sum_up(self) -> None:
+        report, board = self.report, self._board
+        undisturbed, disturbed = self._times.reclaims(self._crowd.deaths)
+        recoveries = [outage.over - outage.died for outage in self._times.outages() if not outage.cold]
+        report.worker_kills = self._crowd.kills
+        report.acts = board.total(Count.ACTS)
+        report.allocations = board.total(Count.ALLOCATIONS)
+        report.hits_verified = board.total(Count.HITS)
+        report.blocks_verified += board.total(Count.BLOCKS)
+        report.tails_verified = board.total(Count.TAILS)
+        report.forks = board.total(Count.FORKS)
+        report.adoptions = board.total(Count.ADOPTIONS)
+        report.warmups = board.total(Count.WARMUPS)
+        report.shadows_switched = board.total(Count.SHADOWS)
+        report.refusals = board.total(Count.REFUSALS)
+        report.calls_without_owner = board.total(Count.ABSENCES)
+        report.new_epochs = board.total(Count.NEW_EPOCHS)
+        report.lost_sequences = board.total(Count.LOST_SEQUENCES)
+        report.lost_sessions = board.total(Count.LOST_SESSIONS)
+        report.invariants_checked = board.head(Head.CHECKS) + self._witnesses.checked.get("count", 0)
+        report.evicted_blocks = self._witnesses.checked.get("evicted", 0)
+        report.reclaim_samples, report.recovery_samples = len(undisturbed), len(recoveries)
+        report.reclaim_p50_s, report.reclaim_p99_s = quantile(undisturbed, 0.5), quantile(undisturbed, 0.99)
+        report.reclaim_across_restart_p50_s = quantile(disturbed, 0.5)
+        report.reclaim_across_restart_p99_s = quantile(disturbed, 0.99)
+        report.reclaim_resolution_s = PERIOD_S
+        report.recovery_p50_s, report.recovery_p99_s = quantile(recoveries, 0.5), quantile(recoveries, 0.99)
+
+    def _owner_died(self) -> None:
+        self._times.owner_deaths.append(time.monotonic())
+
+    def _wrong(self, kind: str, text: str) -> None:
+        self.report.wrong_bytes += kind == "wrong"
+        self.report.faults.append(f"{kind}: {text}")

@@ -1,0 +1,75 @@
+"""When who died and when that was over: what the harness and the observer have noted, and the figures of it."""
+
+import bisect
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """From a death of the service's process to the first answer after it. `cold`: in a new epoch."""
+
+    died: float
+    over: float
+    cold: bool
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic times in order. `gone`: when the session of a process had given back everything."""
+
+    owner_deaths: list[float] = field(default_factory=list)
+    supervisor_deaths: int = 0
+    returns: list[float] = field(default_factory=list)
+    epochs: list[str] = field(default_factory=list)
+    gone: dict[int, list[float]] = field(default_factory=dict)
+
+    def returned(self, at: float, epoch: str) -> None:
+        """Notes an answer after a time without."""
+        self.returns.append(at)
+        self.epochs.append(epoch)
+
+    def vanished(self, pids: Iterable[int], at: float) -> None:
+        """Notes the end of a session with these processes."""
+        for pid in pids:
+            self.gone.setdefault(pid, []).append(at)
+
+    def serves(self) -> bool:
+        """Whether the service has answered since its last death."""
+        return bool(self.returns) and (not self.owner_deaths or self.returns[-1] > self.owner_deaths[-1])
+
+    def warm_death_count(self) -> int:
+        """Returns how often the child has died and its supervisor had not."""
+        return len(self.owner_deaths) - self.supervisor_deaths
+
+    def outages(self) -> list[Outage]:
+        """Returns all of them that are over."""
+        found = []
+        for died in self.owner_deaths:
+            place = bisect.bisect(self.returns, died)
+            if place < len(self.returns):
+                cold = place > 0 and self.epochs[place] != self.epochs[place - 1]
+                found.append(Outage(died, self.returns[place], cold))
+        return found
+
+    def reclaims(self, deaths: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
+        """Returns how long it took from each (pid, time) of a worker's death to the return of its memory.
+
+        First those with a service all the while, then the others, that had to wait for its own return too.
+        """
+        outages = self.outages()
+        undisturbed: list[float] = []
+        disturbed: list[float] = []
+        for pid, died in deaths:
+            over = min((at for at in self.gone.get(pid, ()) if at >= died), default=None)
+            if over is not None:
+                during = any(outage.died <= over and died <= outage.over for outage in outages)
+                (disturbed if during else undisturbed).append(over - died)
+        return undisturbed, disturbed
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Returns the smallest value that so large a share of them does not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

@@ -1,0 +1,284 @@
+"""Sessions go on when the service's process is replaced: whose they are is proved again, and what they hold is told."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import StartService
+from kvharbor.v1 import cache_service_pb2 as cache
+from kvharbor.v1 import errors_pb2, side_pb2
+from kvharbor.v1 import pool_service_pb2 as pools
+from raw_caller import RawCaller, ask, greeted, held_sequence, joining, refused, resuming, tokens
+from service_process import ServiceProcess
+from session_worker import SessionWorker
+from waiting import until
+
+
+def ended(connection: socket.socket) -> bool:
+    """Waits for the end of what the service says on a socket."""
+    return connection.recv(1) == b""
+
+
+def states(caller: RawCaller) -> dict[str, int]:
+    """Returns the states of all sessions by id."""
+    response = caller.call(caller.pools.ListSessions, pools.ListSessionsRequest())
+    return {session.session_id: session.state for session in response.sessions}
+
+
+@pytest.fixture
+def caller(harbor: str) -> Iterator[RawCaller]:
+    """A session of the shared service, which lives on."""
+    with RawCaller(harbor) as session:
+        yield session
+
+
+def test_a_live_session_may_take_a_further_socket(caller: RawCaller) -> None:
+    """The newest is its life: an older one may end, and the session goes on."""
+    pool_id = caller.open_pool("resume-live", block_count=4)
+    sequence = caller.allocate(pool_id, *range(16))
+    welcome = caller.resume().welcome
+    assert (welcome.session_id, welcome.session_token) == (caller.welcome.session_id, caller.welcome.session_token)
+    assert (welcome.join_token, list(welcome.opened_pool_ids)) == (caller.welcome.join_token, [pool_id])
+    caller.older_sides[0].close()
+    assert caller.commit(pool_id, sequence.sequence_id, 16).committed_tokens == 16
+    response, fds = caller.attach(pool_id)
+    assert response.attached.descriptor.pool_id == pool_id
+    os.close(fds[0])
+
+
+def test_the_end_of_the_newest_socket_ends_the_session_whatever_older_ones_do(caller: RawCaller) -> None:
+    """Whoever resumes and closes has gone."""
+    caller.resume()
+    caller.side.close()
+    assert ended(caller.older_sides[0])
+    with refused() as found:
+        caller.call(caller.cache.Stats, cache.StatsRequest())
+    assert found[0].reason == "SESSION_UNKNOWN"
+
+
+def test_an_older_socket_that_is_open_elsewhere_keeps_the_blocks(
+    harbor: str, caller: RawCaller, tmp_path: Path
+) -> None:
+    """Quiet means that every socket which the member ever had has ended."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with SessionWorker(harbor) as worker:
+        pool_id = worker.run(
+            "result = caller.open_pool('resume-older', block_count=4)\n"
+            "caller.allocate(result, *range(32))\n"
+            "if os.fork() == 0:\n open(fifo).read(); os._exit(0)\n"
+            "caller.resume()",
+            fifo=str(fifo),
+        )
+        worker.kill()
+        stats = until(lambda: caller.stats(pool_id), lambda now: now.quarantined_block_count == 2)
+        assert stats.free_block_count == 2
+        fifo.write_text("")
+        until(lambda: caller.stats(pool_id), lambda now: now.free_block_count == 4)
+
+
+@pytest.mark.parametrize(
+    ("token", "epoch", "reason"),
+    [
+        ("own", "000000000000", errors_pb2.ERROR_REASON_STALE_EPOCH),
+        ("guessed", "own", errors_pb2.ERROR_REASON_SESSION_UNKNOWN),
+        ("", "own", errors_pb2.ERROR_REASON_SESSION_UNKNOWN),
+    ],
+)
+def test_who_may_not_resume_is_told_why(
+    harbor: str, caller: RawCaller, token: str, epoch: str, reason: errors_pb2.ErrorReason.ValueType
+) -> None:
+    """And the session goes on."""
+    request = resuming(
+        caller.welcome.session_token if token == "own" else token, caller.welcome.epoch if epoch == "own" else epoch
+    )
+    side, response = greeted(harbor, request)
+    with side:
+        assert response.refused.reason == reason
+        if reason == errors_pb2.ERROR_REASON_STALE_EPOCH:
+            assert response.refused.metadata == {"epoch": epoch, "currentEpoch": caller.welcome.epoch}
+        assert ended(side)
+    assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_LIVE
+
+
+def test_another_process_cannot_resume_a_session(harbor: str, caller: RawCaller) -> None:
+    """Not even one that has the token, as a fork would."""
+    with SessionWorker(harbor, without_session=True) as thief:
+        reason = thief.run(
+            "side, answer = raw.greeted(path, raw.resuming(token, epoch)); result = answer.refused.reason",
+            token=caller.welcome.session_token,
+            epoch=caller.welcome.epoch,
+        )
+    assert reason == errors_pb2.ERROR_REASON_PEER_UNPROVEN
+
+
+def test_a_member_resumes_by_its_own_token(harbor: str, caller: RawCaller) -> None:
+    """It is told the pools, and no session token."""
+    pool_id = caller.open_pool("resume-member", block_count=4)
+    side, response = greeted(harbor, joining(caller.welcome.join_token, 1, side_pb2.MEMBER_MODE_READ_ONLY))
+    again, resumed = greeted(harbor, resuming(response.welcome.member_token, caller.welcome.epoch))
+    with side, again:
+        assert list(resumed.welcome.opened_pool_ids) == [pool_id]
+        assert (resumed.welcome.session_token, resumed.welcome.member_token) == ("", response.welcome.member_token)
+
+
+def test_a_session_goes_on_in_the_next_process(service: ServiceProcess) -> None:
+    """The socket's end is the sign; the same token; no call before the pool is resumed; then as if nothing was."""
+    with RawCaller(str(service.socket)) as caller:
+        pool_id = caller.open_pool("p", block_count=4)
+        sequence = caller.allocate(pool_id, *range(40))
+        caller.commit(pool_id, sequence.sequence_id, 16)
+        service.restart_child()
+        assert ended(caller.side)
+        assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_RESUMING
+        with refused() as found:
+            caller.allocate(pool_id, 1)
+        assert (found[0].reason, found[0].metadata["poolId"]) == ("RESUME_REQUIRED", pool_id)
+        with refused() as found:
+            caller.resume_pool(pool_id)
+        assert found[0].reason == "RESUME_REQUIRED"
+        welcome = caller.resume().welcome
+        assert list(welcome.opened_pool_ids) == [pool_id]
+        with refused() as found:
+            caller.allocate(pool_id, 1)
+        assert found[0].reason == "RESUME_REQUIRED"
+        own = held_sequence(sequence, committed_tokens=16, tail=tokens(*range(16, 40)), computed_tokens=32)
+        for _ in range(2):
+            response = caller.resume_pool(pool_id, own)
+            (result,) = response.results
+            assert (result.status.code, result.committed_tokens) == (0, 32)
+            assert result.sequence.sequence_id == sequence.sequence_id
+            assert result.sequence.table == sequence.table
+        caller.older_sides.pop().close()
+        assert caller.commit(pool_id, sequence.sequence_id, 40).committed_tokens == 32
+        stats = caller.stats(pool_id)
+        assert (stats.free_block_count, stats.reserved_block_count, stats.active_block_count) == (1, 1, 2)
+
+
+def test_what_is_not_named_is_given_back(service: ServiceProcess) -> None:
+    """Commits stay, the rest is free, and a name of somebody else's is refused."""
+    path = str(service.socket)
+    with RawCaller(path) as caller, RawCaller(path) as other:
+        pool_id = caller.open_pool("p", block_count=8)
+        other.open_pool("p", block_count=8)
+        kept = caller.allocate(pool_id, *range(32))
+        dropped = caller.allocate(pool_id, *range(100, 132))
+        caller.commit(pool_id, dropped.sequence_id, 16)
+        theirs = other.allocate(pool_id, *range(200, 216))
+        service.restart_child()
+        assert ended(caller.side)
+        caller.resume()
+        own = held_sequence(kept, tail=tokens(*range(32)))
+        stolen = held_sequence(kept, tail=tokens(*range(16)))
+        stolen.sequence.sequence_id = f"{kept.sequence_id}9"
+        stolen.sequence.table.CopyFrom(theirs.table)
+        stolen.sequence.token_count, stolen.sequence.capacity_tokens = 16, 16
+        response = caller.resume_pool(pool_id, own, stolen)
+        assert [result.status.reason for result in response.results] == [0, errors_pb2.ERROR_REASON_STALE_GENERATION]
+        stats = caller.stats(pool_id)
+        assert (stats.free_block_count, stats.reserved_block_count) == (8 - 2 - 1 - 1, 2)
+        # The other's block waits for him to come back.
+        assert stats.quarantined_block_count == 1
+        # The committed block may be somebody's, until everybody has said what is his.
+        assert stats.cached_block_count == 0
+        other.close()
+        stats = caller.stats(pool_id)
+        assert (stats.cached_block_count, stats.reserved_block_count, stats.free_block_count) == (1, 2, 5)
+
+
+def test_a_worker_that_died_meanwhile_is_found_dead(start_fresh: StartService) -> None:
+    """By the pidfd and the socket that the supervisor has kept; what it had committed is there for others."""
+    service = start_fresh()
+    path = str(service.socket)
+    with RawCaller(path) as watcher, SessionWorker(path) as worker:
+        pool_id = worker.run(
+            "result = caller.open_pool('p', block_count=4)\n"
+            "one = caller.allocate(result, *range(40))\n"
+            "caller.commit(result, one.sequence_id, 16)"
+        )
+        watcher.open_pool("p", block_count=4)
+        service.kill_child()
+        worker.kill()
+        service.wait_for("ready", 2)
+        watcher.resume()
+        watcher.resume_pool(pool_id)
+        stats = until(lambda: watcher.stats(pool_id), lambda now: now.sequence_count == 0 and now.free_block_count == 3)
+        assert stats.cached_block_count == 1
+        assert len(states(watcher)) == 1
+
+
+def test_a_fork_that_outlives_both_keeps_its_blocks(
+    start_fresh: StartService, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The worker dies, then the service's process: its child still has the socket."""
+    service = start_fresh()
+    path, fifo = str(service.socket), tmp_path_factory.mktemp("fifo") / "f"
+    os.mkfifo(fifo)
+    with RawCaller(path) as watcher, SessionWorker(path) as worker:
+        pool_id = worker.run(
+            "result = caller.open_pool('p', block_count=4)\n"
+            "caller.allocate(result, *range(32))\n"
+            "if os.fork() == 0:\n open(fifo).read(); os._exit(0)",
+            fifo=str(fifo),
+        )
+        watcher.open_pool("p", block_count=4)
+        worker.kill()
+        until(lambda: watcher.stats(pool_id), lambda now: now.quarantined_block_count == 2)
+        service.restart_child()
+        watcher.resume()
+        watcher.resume_pool(pool_id)
+        assert sorted(states(watcher).values()) == [pools.SESSION_STATE_LIVE, pools.SESSION_STATE_ENDING]
+        assert watcher.stats(pool_id).free_block_count == 2
+        fifo.write_text("")
+        until(lambda: watcher.stats(pool_id), lambda now: now.free_block_count == 4)
+
+
+def test_a_session_may_end_without_resuming(service: ServiceProcess) -> None:
+    """By a close, in which it asserts what it would otherwise have to prove."""
+    path = str(service.socket)
+    with RawCaller(path) as watcher, RawCaller(path) as caller:
+        pool_id = watcher.open_pool("p", block_count=4)
+        caller.open_pool("p", block_count=4)
+        caller.allocate(pool_id, *range(32))
+        service.restart_child()
+        caller.call(caller.pools.CloseSession, pools.CloseSessionRequest())
+        watcher.resume()
+        watcher.resume_pool(pool_id)
+        assert watcher.stats(pool_id).free_block_count == 4
+
+
+def test_members_and_their_leader_resume_each_for_itself(service: ServiceProcess) -> None:
+    """In any order; a member that does not come back has not gone."""
+    path = str(service.socket)
+    with RawCaller(path) as caller:
+        pool_id = caller.open_pool("p", block_count=4)
+        side, response = greeted(path, joining(caller.welcome.join_token, 1))
+        idle, _ = greeted(path, joining(caller.welcome.join_token, 2))
+        service.restart_child()
+        assert ended(side)
+        again, resumed = greeted(path, resuming(response.welcome.member_token, caller.welcome.epoch))
+        assert list(resumed.welcome.opened_pool_ids) == [pool_id]
+        assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_RESUMING
+        caller.resume()
+        caller.resume_pool(pool_id)
+        side.close()
+        attached, fds = ask(again, side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id)))
+        assert attached.attached.descriptor.pool_id == pool_id
+        os.close(fds[0])
+        assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_LIVE
+        idle.close()
+        assert ended(caller.side)
+        again.close()
+
+
+def test_numbers_of_sessions_are_not_used_again(service: ServiceProcess) -> None:
+    """A list, a log and a kill name a session by it."""
+    path = str(service.socket)
+    with RawCaller(path) as first:
+        number = int(first.welcome.session_id)
+    service.restart_child()
+    with RawCaller(path) as second:
+        assert int(second.welcome.session_id) > number

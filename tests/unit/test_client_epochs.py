@@ -1,0 +1,322 @@
+"""A new epoch under a living client, and the members of its session. The service is a fake."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fake_service import DEADLINE_S, FakeService
+from integration.client_kinds import KINDS, connector
+from integration.client_worker import LAYOUT
+from kvharbor.client import (
+    EpochEnded,
+    InvalidField,
+    PoolSizeMismatch,
+    ServiceBug,
+    SessionLost,
+    aio,
+    connect,
+)
+
+Connect = Callable[..., Any]
+Epochs = tuple[str, str]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    """The fake, with its process running."""
+    fake = FakeService(tmp_path, LAYOUT, block_count=64)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture(params=KINDS)
+def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Connects with the client under test."""
+    with connector(request.param) as start:
+        yield start
+
+
+def after_epochs(call: Callable[[], Any]) -> Any:
+    """Makes a call again that an epoch has ended under."""
+    while True:
+        with contextlib.suppress(EpochEnded):
+            return call()
+
+
+def wait_for(event: threading.Event) -> Callable[[], None]:
+    """Returns what waits for an event."""
+
+    def wait() -> None:
+        event.wait(DEADLINE_S)
+
+    return wait
+
+
+def repeat(call: Callable[[], Any]) -> None:
+    """Makes a call until it fails."""
+    while True:
+        call()
+
+
+def test_views_show_the_new_memory_at_the_old_addresses(open_harbor: Connect, service: FakeService) -> None:
+    """C12: arrays that were taken in the old epoch are arrays of the new one; the old memory is gone from here."""
+    epochs: queue.Queue[Epochs] = queue.Queue()
+    harbor = open_harbor(service.target, on_epoch=lambda old, new: epochs.put((old, new)))
+    pool = harbor.open_pool("p", LAYOUT)
+    view = pool.views.numpy("k", 0)
+    held = pool.allocate(range(16))
+    view[held.slots(0, 16)] = 3.0
+    address = view.ctypes.data
+    service.new_epoch()
+    assert after_epochs(pool.stats).pool_id == "e2.1"
+    assert epochs.get_nowait() == ("e1", "e2")
+    assert (harbor.epoch, pool.id) == ("e2", "e2.1")
+    assert not view.any()
+    view[5, 0, 0, 0] = 7.0
+    assert 7.0 in np.frombuffer(service.memory, np.float32)
+    assert (view.ctypes.data, pool.views.numpy("k", 0).ctypes.data) == (address, address)
+    assert service.mapped_epochs() == {"e2"}
+    uses: list[Callable[[], Any]] = [
+        lambda: held.commit(16),
+        lambda: held.slots(0, 1),
+        lambda: held.extend(1),
+        lambda: held.fork(1),
+    ]
+    for use in uses:
+        with pytest.raises(EpochEnded, match="epoch e1, which has ended"):
+            use()
+    held.release()
+    with pool.allocate(range(16)) as again:
+        assert again.id.startswith("e2.")
+    del view
+    gc.collect()
+
+
+def test_without_on_epoch_the_harbor_ends_and_its_memory_stays(open_harbor: Connect, service: FakeService) -> None:
+    """Arrays stay readable, as after a close; every call says that the service was replaced."""
+    pool = open_harbor(service.target).open_pool("p", LAYOUT)
+    view = pool.views.numpy("k", 0)
+    held = pool.allocate(range(16))
+    view[held.slots(0, 16)] = 3.0
+    service.new_epoch()
+    for lost in (pool.stats, lambda: pool.allocate(range(3)), lambda: held.commit(16)):
+        with pytest.raises(SessionLost, match=r"another epoch \(e2, was e1\)"):
+            repeat(lost)
+    assert (view[held.table[0]] == 3.0).all()
+    held.release()
+
+
+def test_calls_that_wait_are_told_at_once_so_that_the_engine_can_stop(service: FakeService) -> None:
+    """on_epoch may wait for an engine that waits in a call: the call ends first. Calls made later get the new pool."""
+    waiting_ended = threading.Event()
+    with connect(service.target, on_epoch=lambda *_: waiting_ended.wait(DEADLINE_S)) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+        service.kill()
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(pool.allocate, range(16))
+            while not pool.link._changed._waiters:  # type: ignore[attr-defined]
+                os.sched_yield()
+            service.new_epoch()
+            with pytest.raises(EpochEnded):
+                waiting.result(DEADLINE_S)
+            later = thread.submit(pool.allocate, range(16))
+            waiting_ended.set()
+            sequence = later.result(DEADLINE_S)
+        assert sequence.id.startswith("e2.")
+        sequence.release()
+
+
+def test_the_memory_stays_until_on_epoch_returns(service: FakeService) -> None:
+    """Until then something may be at work on it; sequences are over already, so that it finds out."""
+    asked, stopped = threading.Event(), threading.Event()
+
+    def on_epoch(old: str, new: str) -> None:
+        asked.set()
+        stopped.wait(DEADLINE_S)
+
+    with connect(service.target, on_epoch=on_epoch) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+        held = pool.allocate(range(16))
+        view = pool.views.numpy("k", 0)
+        view[held.slots(0, 16)] = 3.0
+        table = held.table
+        service.new_epoch()
+        assert asked.wait(DEADLINE_S)
+        assert (view[table[0]] == 3.0).all()
+        with pytest.raises(EpochEnded):
+            held.require_held()
+        stopped.set()
+        after_epochs(pool.stats)
+        assert not view.any()
+        del view
+
+
+def test_asyncio_awaits_on_epoch_on_its_loop(service: FakeService) -> None:
+    """A coroutine that stops the engine's tasks is as good as a function."""
+
+    async def body() -> None:
+        told: list[Epochs] = []
+
+        async def on_epoch(old: str, new: str) -> None:
+            await asyncio.sleep(0)
+            told.append((old, new))
+
+        async with aio.connect(service.target, on_epoch=on_epoch) as harbor:
+            pool = await harbor.open_pool("p", LAYOUT)
+            await asyncio.to_thread(service.new_epoch)
+            with contextlib.suppress(EpochEnded):
+                await pool.stats()
+            await pool.stats()
+            assert (told, pool.id) == ([("e1", "e2")], "e2.1")
+
+    asyncio.run(body())
+
+
+def test_an_on_epoch_that_fails_ends_the_harbor(service: FakeService) -> None:
+    """Nobody knows what is at work on the memory: it stays mapped, and calls say why nothing goes on."""
+
+    def on_epoch(old: str, new: str) -> None:
+        raise RuntimeError("the engine does not stop")
+
+    with connect(service.target, on_epoch=on_epoch) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+        service.new_epoch()
+        with pytest.raises(ServiceBug, match="the engine does not stop"):
+            after_epochs(pool.stats)
+        assert service.mapped_epochs() == {"e1", "e2"}
+
+
+def test_a_pool_of_another_size_ends_the_harbor(service: FakeService) -> None:
+    """Views have the old addresses, so the new memory must be laid out as the old."""
+    with connect(service.target, on_epoch=lambda *_: None) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+        service.descriptor = LAYOUT.descriptor(32)
+        service.new_epoch()
+        with pytest.raises(PoolSizeMismatch, match="32 blocks"):
+            after_epochs(pool.stats)
+
+
+def test_an_epoch_that_ends_while_it_begins_is_followed_by_the_next(service: FakeService) -> None:
+    """The harbor goes on with whatever is there in the end; on_epoch is called once, as nothing was at work since."""
+    told: list[Epochs] = []
+    with connect(service.target, on_epoch=lambda old, new: told.append((old, new))) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+
+        def end_again() -> None:
+            service.before.clear()
+            service.new_epoch()
+
+        service.before["OpenPool"] = end_again
+        service.new_epoch()
+        assert after_epochs(pool.stats).pool_id == "e3.1"
+        assert (told, harbor.epoch) == ([("e1", "e2")], "e3")
+        assert service.mapped_epochs() == {"e3"}
+
+
+def test_a_member_maps_what_the_leader_has_opened(open_harbor: Connect, service: FakeService) -> None:
+    """C13: views for reading or for both; it goes on with the next process by a token of its own, and tells nothing."""
+    leader = open_harbor(service.target)
+    pool = leader.open_pool("p", LAYOUT)
+    member = open_harbor(service.target, join=leader.join_token, rank=1, read_only=True)
+    hellos = [service.hellos.get_nowait() for _ in range(2)]
+    join = hellos[1].join
+    assert (join.join_token, join.rank, join.mode) == ("join", 1, 2)
+    assert (member.session_id, member.join_token) == (leader.session_id, "")
+    memory = member.attach_pool(pool.id)
+    held = pool.allocate(range(16))
+    pool.views.numpy("k", 0)[held.slots(0, 16)] = 3.0
+    assert (memory.views.numpy("k", 0)[held.table[0]] == 3.0).all()
+    assert not memory.views.numpy("k", 0).flags.writeable
+    service.restart()
+    assert member.attach_pool(pool.id).pool_id == pool.id
+    assert pool.stats().sequence_count == 1
+    tokens: set[str] = set()
+    while len(tokens) < 2:
+        tokens.add(service.hellos.get(timeout=DEADLINE_S).resume.token)
+    assert tokens == {"leader", "member"}
+    assert len(service.calls["Resume"]) == 1
+    held.release()
+
+
+def test_a_member_ends_with_the_epoch(service: FakeService) -> None:
+    """It joins the leader's new session when the engine tells it how."""
+    with connect(service.target) as leader:
+        pool = leader.open_pool("p", LAYOUT)
+        with connect(service.target, join=leader.join_token, rank=1) as member:
+            member.attach_pool(pool.id)
+            service.new_epoch()
+            with pytest.raises(SessionLost, match="another epoch"):
+                repeat(lambda: member.attach_pool(pool.id))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"join": "t"},
+        {"rank": 1},
+        {"read_only": True},
+        {"join": "t", "rank": 1, "on_epoch": print},
+        {"away_wait_s": -1.0},
+        {"away_wait_s": "soon"},
+        {"timeout_s": 0},
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(service: FakeService, options: dict[str, Any]) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidField):
+        connect(service.target, **options)
+    assert service.hellos.empty()
+
+
+FORKING = """
+import os, sys
+from kvharbor.client import HarborClosed, connect
+
+link = connect(sys.argv[1])._link
+print("connected", flush=True)
+while len(link._returning._sides) < 2:
+    os.sched_yield()
+with link.guard:
+    child = os.fork()
+if child == 0:
+    try:
+        link.on_side(lambda side: side.lost)
+    except HarborClosed:
+        link.close()
+        print([side._connection.fileno() for side in link._returning._sides], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("forked", flush=True)
+input()
+print(link.on_side(lambda side: side.lost), flush=True)
+link.close()
+"""
+
+
+def test_a_fork_closes_every_side_socket_old_and_new(service: FakeService) -> None:
+    """The child has no watching thread and no lock that one could hold; the session goes on in the parent."""
+    service.opened = True
+    forked = threading.Event()
+    service.before["Resume"] = wait_for(forked)
+    script = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{FORKING}", service.target]
+    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        service.restart()
+        assert [process.stdout.readline() for _ in range(2)] == ["[-1, -1]\n", "forked\n"]
+        forked.set()
+        service.wait_until_resumed()
+        assert process.communicate("\n")[0] == "False\n"

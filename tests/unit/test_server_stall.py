@@ -1,0 +1,102 @@
+"""The service's clock: it stands still while the process does not run."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from kvharbor.server import stall
+from kvharbor.server.stall import MOST_LATE_S, TICK_S, ServiceLoop
+
+STALL_S = 100.0
+
+
+class Monotonic:
+    """The kernel's clock, which a test can have jump, as it does for a process that was stopped."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        """Returns seconds."""
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
+    """The clock beneath the loop's."""
+    clock = Monotonic()
+    monkeypatch.setattr(stall, "time", clock)
+    return clock
+
+
+def run(scenario: Callable[[ServiceLoop, list[tuple[float, float]]], Coroutine[Any, Any, None]]) -> None:
+    """Runs a scenario on a loop that ticks; the list gets what each tick reports."""
+    ticks: list[tuple[float, float]] = []
+
+    async def ticking(loop: ServiceLoop) -> None:
+        loop.tick(lambda late_s, stalled_s: ticks.append((late_s, stalled_s)))
+        await scenario(loop, ticks)
+
+    with asyncio.Runner(loop_factory=ServiceLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, ServiceLoop)
+        runner.run(ticking(loop))
+
+
+def test_a_stall_has_passed_for_nobody(kernel: Monotonic) -> None:
+    """S21: a wait of three ticks is not over after a hundred seconds in which the process was stopped."""
+
+    async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
+        began_at = loop.time()
+        waiting = asyncio.create_task(asyncio.sleep(3 * TICK_S))
+        await asyncio.sleep(TICK_S)
+        kernel.ahead_s += STALL_S
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await waiting
+        assert 3 * TICK_S <= loop.time() - began_at < 3 * TICK_S + 1.0
+        (stalled_s,) = (stalled_s for _, stalled_s in ticks if stalled_s)
+        assert stalled_s == pytest.approx(STALL_S, abs=1.0)
+        assert loop.stalled_s == stalled_s
+
+    run(scenario)
+
+
+def test_what_is_only_a_little_late_counts_as_time(kernel: Monotonic) -> None:
+    """S21: the lag is told, and no clock is put back for it."""
+
+    async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
+        await asyncio.sleep(TICK_S / 2)
+        kernel.ahead_s += MOST_LATE_S * 0.8
+        while not ticks:
+            await asyncio.sleep(0)
+        assert loop.stalled_s == 0
+        assert 0 < ticks[0][0] < MOST_LATE_S
+        assert ticks[0][1] == 0
+
+    run(scenario)
+
+
+def test_time_never_goes_back_and_goes_on_over_processes(kernel: Monotonic) -> None:
+    """S21: also from one that has stalled to its successor."""
+
+    async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
+        times = [loop.time()]
+        for _ in range(3):
+            kernel.ahead_s += STALL_S
+            times += [loop.time(), loop.time()]
+            await asyncio.sleep(2 * TICK_S)
+        assert times == sorted(times)
+        assert times[-1] - times[0] < 3 * 4 * TICK_S
+        successor = ServiceLoop(loop.stalled_s)
+        try:
+            now = loop.time()
+            assert 0 <= successor.time() - now < 1.0
+        finally:
+            successor.close()
+
+    run(scenario)

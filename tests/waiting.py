@@ -1,0 +1,17 @@
+"""Waits for what another process does: until it is seen, with a deadline."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DEADLINE_S = 20.0
+
+
+def until(look: Callable[[], T], is_there: Callable[[T], bool]) -> T:
+    """Looks again and again until `is_there`, and returns what was seen; fails at the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_there(seen := look()):
+        assert time.monotonic() < deadline, f"still {seen}"
+    return seen

@@ -12,6 +12,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+_FORK = """
+import signal
+done, told = os.pipe()
+result = os.fork()
+if not result:
+    exec(then)
+    os.write(told, b".")
+    while True:
+        signal.pause()
+os.read(done, 1)
+os.close(done)
+os.close(told)
+"""
+
 
 class SessionWorker:
     """The test's end of a worker with a session of its own, or, with `hello`, with another first request."""
@@ -24,6 +38,7 @@ class SessionWorker:
             text=True,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
         )
+        self._children: list[int] = []
         self.answer()
 
     @property
@@ -42,6 +57,15 @@ class SessionWorker:
         self.process.stdin.write(json.dumps([source, values]) + "\n")
         self.process.stdin.flush()
 
+    def fork(self, then: str = "pass") -> None:
+        """Makes a child of the worker, which does `then`, and nothing more until `end_children`."""
+        self._children.append(self.run(_FORK, then=then))
+
+    def end_children(self) -> None:
+        """Kills the children: they have lived on whatever became of the worker."""
+        while self._children:
+            os.kill(self._children.pop(), signal.SIGKILL)
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; SIGKILL is waited for."""
         self.process.send_signal(number)
@@ -53,7 +77,8 @@ class SessionWorker:
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends the worker whatever it does."""
+        """Ends the worker whatever it does, and its children."""
+        self.end_children()
         if self.process.poll() is None:
             self.kill()
         for pipe in (self.process.stdin, self.process.stdout):

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from bench import calls, first_token, owner_memory, pool_alone
+from bench import calls, first_token, owner_memory, pool_alone, recovery
 from bench.figures import show, write
 from kvharbor.demo.processes import service
 
@@ -19,6 +19,7 @@ def main() -> None:
             figures += owner_memory.measure(socket_path, process.pid)
             figures += first_token.measure(socket_path, rounds=25)
     figures += pool_alone.measure(rounds=40)
+    figures += recovery.measure(rounds=3)
     show(figures)
     write(figures, Path("build/bench.json"))
 

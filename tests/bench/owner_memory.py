@@ -11,8 +11,9 @@ BLOCK_COUNT = 50_000
 PROMPT_BLOCKS = 250
 
 
-def measure(socket_path: Path, pid: int) -> list[Figure]:
+def measure(socket_path: Path, supervisor_pid: int) -> list[Figure]:
     """Measures `owner_bytes_per_block`: growth of the owner's private memory as a pool is made and filled."""
+    pid = _service_pid(supervisor_pid)
     shape = layout("owner-memory")
     before = _private_bytes(pid)
     with connect(str(socket_path)) as harbor:
@@ -25,6 +26,11 @@ def measure(socket_path: Path, pid: int) -> list[Figure]:
     if filled != BLOCK_COUNT:
         raise RuntimeError(f"{filled} of {BLOCK_COUNT} blocks are filled: the figure would be wrong")
     return [Figure("owner_bytes_per_block", (after - before) / BLOCK_COUNT, "bytes", 1024.0)]
+
+
+def _service_pid(supervisor_pid: int) -> int:
+    """Returns the child that serves: the oldest; a younger one waits to be the next."""
+    return int(Path(f"/proc/{supervisor_pid}/task/{supervisor_pid}/children").read_text().split()[0])
 
 
 def _private_bytes(pid: int) -> int:

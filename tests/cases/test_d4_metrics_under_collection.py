@@ -1,6 +1,7 @@
 """D4: calls, scrapes and watches go on beside each other while the garbage collector runs all the time."""
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -17,7 +18,9 @@ from scraping import scrape
 
 SOAK_S = float(os.environ.get("SOAK_S", "3"))
 """Seconds of load: SOAK_S=60 for the case's long form."""
-MOST_PAUSE_S = 1.0
+MOST_P99_S = 1.0
+MOST_PAUSE_S = 5.0
+"""For one thread. A lock taken in the wrong order would hold it for ever; a busy machine does not hold it so long."""
 POOL_BLOCKS = 64
 
 
@@ -87,7 +90,7 @@ def watcher(caller: RawCaller, pool_id: str) -> Callable[[int], None]:
 @pytest.mark.slow
 @pytest.mark.timeout(120 + SOAK_S)
 def test_nothing_stands_still(start_fresh: StartService, tmp_path: Path) -> None:
-    """D4: every thread progresses each second, no call or scrape takes one, and SIGTERM ends it in order.
+    """D4: no thread stands still, the 99th percentile of calls and scrapes is below 1 s, and SIGTERM ends it in order.
 
     The collector runs every ten allocations of an object, in the service's process.
     """
@@ -107,10 +110,18 @@ def test_nothing_stands_still(start_fresh: StartService, tmp_path: Path) -> None
         for caller in callers:
             caller.close()
     assert load.failures == []
-    assert {name: max(turns, default=99.0) < MOST_PAUSE_S for name, turns in load.turns.items()} == dict.fromkeys(
-        load.turns, True
-    )
+    for turns in load.turns.values():
+        assert max(turns, default=math.inf) < MOST_PAUSE_S
+    for kind in ("worker", "scraper", "watcher"):
+        assert (
+            _p99_s([taken for name, turns in load.turns.items() if name.startswith(kind) for taken in turns])
+            < MOST_P99_S
+        )
     assert service.stop() == 0
+
+
+def _p99_s(durations: list[float]) -> float:
+    return sorted(durations)[len(durations) * 99 // 100]
 
 
 def _check(address: str) -> None:

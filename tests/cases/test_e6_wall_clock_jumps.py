@@ -18,9 +18,9 @@ from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, refused, tokens
 from service_process import DEADLINE_S, ServiceProcess
 
-HANDOFF_TTL_S = 2.0
-WAIT_S = 1.5
-PIN_TTL_S = 3.0
+HANDOFF_TTL_S = 3.0
+WAIT_S = 2.5
+PIN_TTL_S = 4.0
 MOST_LATE_S = 1.0
 HOUR_S = 3600
 

@@ -73,7 +73,7 @@ async def _get(address: str) -> bytes:
 
 
 async def _scraped(pools: Pools, life: Life) -> tuple[Scrape, float, float]:
-    """Returns a scrape, how long the quickest of five took, and the longest step that another one was made of."""
+    """Returns a scrape, how long the quickest of five took, and the longest step of the best of five others."""
     metrics = Metrics(pools, list, Gate(), life, loop_lag=Histogram(), version="1", series_limit=LIMIT)
     listener, address = listen_http("127.0.0.1:0")
     port = HttpPort(listener, {"/metrics": metrics.page})
@@ -84,14 +84,19 @@ async def _scraped(pools: Pools, life: Life) -> tuple[Scrape, float, float]:
         began_at = time.perf_counter()
         body = await _get(address)
         took_s.append(time.perf_counter() - began_at)
-    page = asyncio.create_task(metrics.page(""))
-    longest_s = 0.0
+    longest_s = [await _longest_step_s(metrics) for _ in range(5)]
+    await port.close()
+    return Scrape(body.decode()), min(took_s), min(longest_s)
+
+
+async def _longest_step_s(metrics: Metrics) -> float:
+    """Makes a page and returns the longest time for which it kept the event loop."""
+    page, longest_s = asyncio.create_task(metrics.page("")), 0.0
     while not page.done():
         began_at = time.perf_counter()
         await asyncio.sleep(0)
         longest_s = max(longest_s, time.perf_counter() - began_at)
-    await port.close()
-    return Scrape(body.decode()), min(took_s), longest_s
+    return longest_s
 
 
 @pytest.mark.slow

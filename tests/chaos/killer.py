@@ -1,6 +1,7 @@
 """Strikes, one after the other, and what is looked at after each."""
 
 import signal
+import time
 
 from chaos.crowd import Crowd
 from chaos.owner import Owner
@@ -95,6 +96,7 @@ class Killer:
         else:
             self._owner.strike(signal.SIGSTOP)
             self._report.owner_stops += 1
+            self._times.owner_stops.append((time.monotonic(), time.monotonic() + strike.stop_s))
             number = signal.SIGCONT if strike.means is Means.STOP else signal.SIGKILL
             self._reactor.after(strike.stop_s, lambda: self._owner.strike(number))
 

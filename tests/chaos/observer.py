@@ -40,7 +40,7 @@ class Observer:
         self._harness = channel
         self._target = target
         self._sessions = Sessions(target)
-        self._serves = False
+        self._life = ("", 0)
         self._check_count = 0
         self._evicted = Rising()
         self._connect()
@@ -60,17 +60,17 @@ class Observer:
 
     def _look_at_pools(self) -> bool:
         try:
+            info = self._pools.GetServerInfo(pools.GetServerInfoRequest(), timeout=_DEADLINE_S)
             stats = self._cache.Stats(cache.StatsRequest(), timeout=_DEADLINE_S)
-            if not self._serves:
-                at = time.monotonic()
-                info = self._pools.GetServerInfo(pools.GetServerInfoRequest(), timeout=_DEADLINE_S)
-                self._serves = True
-                self._harness.send("served", at=at, epoch=info.epoch, restart_count=info.restart_count)
         except grpc.RpcError:
-            self._serves = False
             self._channel.close()
             self._connect()
             return False
+        at = time.monotonic()
+        life = (info.epoch, info.restart_count)
+        if life != self._life:
+            self._life = life
+            self._harness.send("served", at=at, epoch=info.epoch)
         for pool in stats.pools:
             self._check_sum(pool)
             self._evicted.see(pool.counters.evicted_block_count)

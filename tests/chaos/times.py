@@ -21,6 +21,7 @@ class Times:
 
     owner_deaths: list[float] = field(default_factory=list)
     supervisor_deaths: int = 0
+    owner_stops: list[tuple[float, float]] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
     epochs: list[str] = field(default_factory=list)
     gone: dict[int, list[float]] = field(default_factory=dict)
@@ -56,15 +57,16 @@ class Times:
     def reclaims(self, deaths: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
         """Returns how long it took from each (pid, time) of a worker's death to the return of its memory.
 
-        First those with a service all the while, then the others, that had to wait for its own return too.
+        First those with a service all the while, then the others, that had to wait for its own return too: it had
+        died or was stopped.
         """
-        outages = self.outages()
+        pauses = [(outage.died, outage.over) for outage in self.outages()] + self.owner_stops
         undisturbed: list[float] = []
         disturbed: list[float] = []
         for pid, died in deaths:
             over = min((at for at in self.gone.get(pid, ()) if at >= died), default=None)
             if over is not None:
-                during = any(outage.died <= over and died <= outage.over for outage in outages)
+                during = any(begin <= over and died <= end for begin, end in pauses)
                 (disturbed if during else undisturbed).append(over - died)
         return undisturbed, disturbed
 

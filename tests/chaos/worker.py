@@ -15,14 +15,16 @@ from chaos.held import Fence, WrongBytes
 from chaos.load import Given, Load
 from chaos.stamps import LAYOUT
 from chaos.universe import POOL, POOL_BYTES
-from kvharbor.client import SessionGone, Unavailable, connect
+from kvharbor.client import Harbor, SessionGone, Unavailable, connect
 
 _CALL_TIMEOUT_S = 10.0
 _PAUSE_S = 0.02
+# Engines compute between their calls, and not on the cores that the service needs.
+_MOST_THOUGHT_S = 0.01
 
 
 class Worker:
-    """One process's life over all its sessions. It tells the harness: given, paused, wrong, failed."""
+    """One process's life over all its sessions. It tells the harness: given, paused, lost, wrong, failed."""
 
     def __init__(self, channel: Channel, board: Board, slot: int, seed: int) -> None:
         self._channel = channel
@@ -35,21 +37,34 @@ class Worker:
     def live(self, target: str) -> None:
         """Works through every life of the service until it is told to leave."""
         while not self._told_to_leave:
+            fence = Fence()
             try:
-                fence = Fence()
-                on_epoch = partial(self._begin_epoch, fence)
-                with connect(target, client_name=self._name, timeout_s=_CALL_TIMEOUT_S, on_epoch=on_epoch) as harbor:
-                    pool = harbor.open_pool(POOL, LAYOUT, POOL_BYTES)
-                    self._work(Load(pool, fence, self._chance, self._tally, self._channel.send))
-            except SessionGone:
-                self._tally(Count.LOST_SESSIONS)
-            except Unavailable:
+                harbor = connect(
+                    target,
+                    client_name=self._name,
+                    timeout_s=_CALL_TIMEOUT_S,
+                    on_epoch=partial(self._begin_epoch, fence),
+                )
+            except (SessionGone, Unavailable):
                 self._tally(Count.ABSENCES)
+            else:
+                self._live_in(harbor, fence)
             self._listen(None, _PAUSE_S)
+
+    def _live_in(self, harbor: Harbor, fence: Fence) -> None:
+        try:
+            with harbor:
+                pool = harbor.open_pool(POOL, LAYOUT, POOL_BYTES)
+                self._work(Load(pool, fence, self._chance, self._tally, self._channel.send))
+        except SessionGone as gone:
+            self._tally(Count.LOST_SESSIONS)
+            self._channel.send("lost", text=str(gone))
+        except Unavailable:
+            self._tally(Count.ABSENCES)
 
     def _work(self, load: Load) -> None:
         while not self._told_to_leave:
-            self._listen(load, 0.0)
+            self._listen(load, self._chance.uniform(0.0, _MOST_THOUGHT_S))
             try:
                 load.act()
             except Unavailable:

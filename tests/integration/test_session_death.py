@@ -26,12 +26,6 @@ caller.commit(pool_id, sequence.sequence_id, 16)
 (arena,) = caller.attach(pool_id)[1]
 result = [pool_id, caller.welcome.session_id]
 """
-# A child that does as the FIFO says and ends: it has the socket and the memory as its parent had them.
-CHILD = """
-if os.fork() == 0:
-    open(fifo).read()
-    os._exit(0)
-"""
 
 
 class Held:
@@ -92,11 +86,9 @@ def test_a_worker_that_exits_without_a_word_is_as_dead_as_a_killed_one(held: Hel
     held.until_over()
 
 
-def test_a_fork_keeps_what_its_dead_parent_had(held: Held, tmp_path: Path) -> None:
+def test_a_fork_keeps_what_its_dead_parent_had(held: Held) -> None:
     """The child may write: its parent's exit proves nothing. It ends, and so does the waiting."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    held.worker.run(CHILD, fifo=str(fifo))
+    held.worker.fork()
     held.worker.kill()
     session = until(held.session, lambda it: it is not None and it.members[0].exited)
     assert session is not None
@@ -110,21 +102,15 @@ def test_a_fork_keeps_what_its_dead_parent_had(held: Held, tmp_path: Path) -> No
     assert held.counts() == (0, 2, 1, 1)
     held.watcher.close()
     held.watcher = RawCaller(held.watcher.path)
-    fifo.write_text("")
+    held.worker.end_children()
     held.until_over()
 
 
-def test_a_child_that_closes_its_copies_holds_nothing_up(held: Held, tmp_path: Path) -> None:
+def test_a_child_that_closes_its_copies_holds_nothing_up(held: Held) -> None:
     """As clients do: it closes the socket, and does not have the memory."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    held.worker.run(
-        "if os.fork() == 0:\n caller.side.close(); os.close(arena); open(fifo).read(); os._exit(0)", fifo=str(fifo)
-    )
-    # Once the child has opened the FIFO it has closed its copies.
-    with fifo.open("w"):
-        held.worker.kill()
-        held.until_over()
+    held.worker.fork(then="caller.side.close(); os.close(arena)")
+    held.worker.kill()
+    held.until_over()
 
 
 def test_a_worker_that_executes_something_else_is_lost_and_waited_for(held: Held, tmp_path: Path) -> None:

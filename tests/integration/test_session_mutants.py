@@ -4,7 +4,6 @@ One checker passes on the service as it is, and fails on each mutant of the prot
 """
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from sessions_here import SessionsHere, run, sessions_here, settled, until
 pytestmark = pytest.mark.slow
 
 CONNECT = "side, answer = raw.greeted(path, raw.hello())"
-LEAVE_A_CHILD = "if os.fork() == 0: open(fifo).read(); os._exit(0)"
 BLOCKS = 4
 
 
@@ -31,17 +29,17 @@ async def connected(here: SessionsHere, worker: SessionWorker) -> Session:
     return session
 
 
-async def a_child_lives_on(here: SessionsHere, fifo: Path) -> None:
+async def a_child_lives_on(here: SessionsHere) -> None:
     """The worker forks and dies: its child may write until it ends too."""
     with SessionWorker(here.path, without_session=True) as worker:
         session = await connected(here, worker)
         (member,) = session.members
-        await asyncio.to_thread(worker.run, LEAVE_A_CHILD, fifo=str(fifo))
+        await asyncio.to_thread(worker.fork)
         worker.kill()
         await until(lambda: member.exited)
         await settled()
         assert here.stats().quarantined_block_count == BLOCKS - 1
-        await asyncio.to_thread(fifo.write_text, "")
+        worker.end_children()
         await until(lambda: not here.sessions.all())
         assert here.stats().free_block_count == BLOCKS
 
@@ -64,25 +62,11 @@ def check(folder: Path) -> None:
     """Raises AssertionError where a block is free before its last writer is proved gone, or is not free after it."""
 
     async def scenario() -> None:
-        fifo = folder / "fifo"
-        os.mkfifo(fifo)
         async with sessions_here(folder, block_count=BLOCKS) as here:
-            try:
-                await a_child_lives_on(here, fifo)
-                await a_worker_closes_its_socket_and_goes_on(here)
-            finally:
-                # A child that a failed check has left alone.
-                end_children(fifo)
+            await a_child_lives_on(here)
+            await a_worker_closes_its_socket_and_goes_on(here)
 
     run(scenario())
-
-
-def end_children(fifo: Path) -> None:
-    """Lets whoever reads from the FIFO go on."""
-    try:
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        return  # nobody does
 
 
 def pidfd_alone(member: Member) -> bool:

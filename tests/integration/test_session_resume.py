@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -59,24 +58,18 @@ def test_the_end_of_the_newest_socket_ends_the_session_whatever_older_ones_do(ca
     assert found[0].reason == "SESSION_UNKNOWN"
 
 
-def test_an_older_socket_that_is_open_elsewhere_keeps_the_blocks(
-    harbor: str, caller: RawCaller, tmp_path: Path
-) -> None:
+def test_an_older_socket_that_is_open_elsewhere_keeps_the_blocks(harbor: str, caller: RawCaller) -> None:
     """Quiet means that every socket which the member ever had has ended."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
     with SessionWorker(harbor) as worker:
         pool_id = worker.run(
-            "result = caller.open_pool('resume-older', block_count=4)\n"
-            "caller.allocate(result, *range(32))\n"
-            "if os.fork() == 0:\n open(fifo).read(); os._exit(0)\n"
-            "caller.resume()",
-            fifo=str(fifo),
+            "result = caller.open_pool('resume-older', block_count=4)\ncaller.allocate(result, *range(32))"
         )
+        worker.fork()
+        worker.run("caller.resume()")
         worker.kill()
         stats = until(lambda: caller.stats(pool_id), lambda now: now.quarantined_block_count == 2)
         assert stats.free_block_count == 2
-        fifo.write_text("")
+        worker.end_children()
         until(lambda: caller.stats(pool_id), lambda now: now.free_block_count == 4)
 
 
@@ -210,20 +203,12 @@ def test_a_worker_that_died_meanwhile_is_found_dead(start_fresh: StartService) -
         assert len(states(watcher)) == 1
 
 
-def test_a_fork_that_outlives_both_keeps_its_blocks(
-    start_fresh: StartService, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_fork_that_outlives_both_keeps_its_blocks(service: ServiceProcess) -> None:
     """The worker dies, then the service's process: its child still has the socket."""
-    service = start_fresh()
-    path, fifo = str(service.socket), tmp_path_factory.mktemp("fifo") / "f"
-    os.mkfifo(fifo)
+    path = str(service.socket)
     with RawCaller(path) as watcher, SessionWorker(path) as worker:
-        pool_id = worker.run(
-            "result = caller.open_pool('p', block_count=4)\n"
-            "caller.allocate(result, *range(32))\n"
-            "if os.fork() == 0:\n open(fifo).read(); os._exit(0)",
-            fifo=str(fifo),
-        )
+        pool_id = worker.run("result = caller.open_pool('p', block_count=4)\ncaller.allocate(result, *range(32))")
+        worker.fork()
         watcher.open_pool("p", block_count=4)
         worker.kill()
         until(lambda: watcher.stats(pool_id), lambda now: now.quarantined_block_count == 2)
@@ -232,7 +217,7 @@ def test_a_fork_that_outlives_both_keeps_its_blocks(
         watcher.resume_pool(pool_id)
         assert sorted(states(watcher).values()) == [pools.SESSION_STATE_LIVE, pools.SESSION_STATE_ENDING]
         assert watcher.stats(pool_id).free_block_count == 2
-        fifo.write_text("")
+        worker.end_children()
         until(lambda: watcher.stats(pool_id), lambda now: now.free_block_count == 4)
 
 

@@ -81,9 +81,10 @@ def test_it_never_maps_what_its_child_needs(service: ServiceProcess) -> None:
 
 def test_a_killed_child_is_replaced_at_once(start_fresh: StartService) -> None:
     """G7: the same epoch at the same addresses, counted as a restart; the port stays although any would have done."""
-    service = start_fresh(listen="127.0.0.1:0")
+    service = start_fresh(listen="127.0.0.1:0", log_level="debug")
     first = service.wait_for("ready")
-    standby_of(service)
+    # The first stood by for a moment too.
+    service.wait_for("process stands by", 2)
     killed_at = time.monotonic()
     second = service.restart_child()
     assert time.monotonic() - killed_at < MOST_RECOVERY_S
@@ -302,3 +303,29 @@ while True:
 print("taken", flush=True)
 sys.stdin.read()
 """
+
+
+def test_signals_to_the_child_are_the_supervisors_affair(service: ServiceProcess) -> None:
+    """A terminal and systemd send theirs to every process of a group: they mean what they mean to the supervisor."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(service.child_pid, number)
+    assert server_info(service).restart_count == 0
+    assert service.entries("draining") == []
+
+
+def test_what_breaks_its_process_again_and_again_is_dropped(service: ServiceProcess) -> None:
+    """A crash may come of what is kept: after three without a minute of service between, the start is cold."""
+    epoch = service.wait_for("ready")["epoch"]
+    with RawCaller(str(service.socket)) as caller:
+        caller.open_pool("p")
+    for count in range(1, 4):
+        os.kill(service.child_pid, signal.SIGSEGV)
+        ready = service.wait_for("ready", count + 1)
+        assert (ready["epoch"] == epoch) == (count < 3)
+    assert [entry["cause"] for entry in service.entries("service process ended")] == ["broken"] * 3
+    assert len(service.entries("pool recovered")) == 2
+    assert (
+        len(service.entries("service process broke again and again: what it left is dropped, the next start is cold"))
+        == 1
+    )
+    assert ready["restart_count"] == 0

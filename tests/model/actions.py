@@ -112,6 +112,7 @@ ACTIONS = [
     Action("expire", 1, lambda world: not world.operator),
     Action("lose_session", 1, lambda world: world.idle(), {"which": WHICH}),
     Action("scribble", 1, lambda world: world.lost(), {"which": WHICH}),
+    Action("prove_writers_quiet", 1, lambda world: world.lost(), {"which": WHICH}),
     Action("prove_quiet", 2, lambda world: world.lost(), {"which": WHICH}),
 ]
 

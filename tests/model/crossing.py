@@ -56,8 +56,13 @@ class Crossing(Interleaving):
             views = self.pool.finish_fork(made)
             owner = self.pool._state.sessions.get(worker.session)
             for view, child in zip(views, children, strict=True):
-                if owner is not None and not owner.quiet:
-                    worker.readers[view.number] = self.harbour.reader(view, child)
+                if owner is None or owner.quiet:
+                    continue
+                # Of a session that writes no more, the child is cut to what it shares at once.
+                worker.readers[view.number] = child if worker.writes_no_more else self.harbour.reader(view, child)
+                child.number = view.number
+        if worker.writes_no_more:
+            self.harbour.forget_private(worker)
         self.harbour.check()
 
     # Hand-off
@@ -163,8 +168,17 @@ class Crossing(Interleaving):
         self.open_session()
 
     def scribble(self, which: int) -> None:
-        self.harbour.scribble(self.lost()[which % len(self.lost())])
+        worker = self.lost()[which % len(self.lost())]
+        if not worker.writes_no_more:
+            self.harbour.scribble(worker)
         self.harbour.check()
+
+    def prove_writers_quiet(self, which: int) -> None:
+        """From here on no process of it writes."""
+        worker = self.lost()[which % len(self.lost())]
+        worker.writes_no_more = True
+        self.harbour.forget_private(worker)
+        self.begin(worker, self.pool.writers_quiet(worker.session))
 
     def prove_quiet(self, which: int) -> None:
         """From here on no process of it reads or writes; copies of the service's own go on."""

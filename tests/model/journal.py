@@ -47,9 +47,9 @@ class Journal:
         image, memory = bytearray(self._base), dict(self._memory)
         for store, described in zip(self._stores, self._described, strict=True):
             if store[0] is None:
-                memory[store[1]] = store[2]  # type: ignore[misc, index]
+                memory[store[1]] = store[2]
                 continue
-            image[store[0] : store[0] + len(store[1])] = store[1]  # type: ignore[arg-type]
+            image[store[0] : store[0] + len(store[1])] = store[1]
             yield bytearray(image), dict(memory), described
 
 

@@ -63,7 +63,9 @@ class Killing(Crossing):
         found = []
         for worker in self.harbour.workers:
             owner = self.pool._state.sessions.get(worker.session)
-            for reader in worker.readers.values() if owner is not None and not worker.is_lost else ():
+            if owner is None or worker.is_lost:
+                continue
+            for reader in worker.readers.values():
                 live = owner.sequences.get(reader.number)
                 if live is not None:
                     # A reply may be lost: the client may know of less that is committed, never of more.

@@ -61,6 +61,7 @@ class Worker:
     running: Running | None = None
     forks: list[tuple[Fork, list[Reader]]] = field(default_factory=list)
     is_lost: bool = False
+    writes_no_more: bool = False
 
     def is_copying(self, reader: Reader) -> bool:
         """Whether a copy from or into the sequence is under way."""
@@ -101,6 +102,21 @@ class Harbour:
         """Whether the block is the worker's own by what it knows: neither a hit nor published."""
         block = reader.table[position]
         return position in reader.shadows or self.pool._state.blocks.state[block] != COMMITTED
+
+    def forget_private(self, worker: Worker) -> None:
+        """No process of a lost worker touches what was private; what is committed they may still read."""
+        owner = self.pool._state.sessions.get(worker.session)
+        if owner is None or owner.quiet:
+            return
+        for reader in worker.readers.values():
+            if not worker.is_copying(reader):
+                sequence = owner.sequences[reader.number]
+                canonical = self.pool._state.blocks.canonical
+                table = sequence.table[: sequence.committed_blocks]
+                reader.table = [canonical.get(block, block) for block in table]
+                reader.computed = len(reader.table) * self.block_tokens
+                del reader.tokens[reader.computed :]
+                reader.shadows.clear()
 
     def copy(self, made: Fork, copy_count: int) -> None:
         """Copies whole blocks, as late as the pool has to bear."""

@@ -71,6 +71,7 @@ def owner_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS = [word_before_record, generation_not_raised, held_not_set, stamp_behind_word, owner_not_rewritten]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("break_rule", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_broken_rule_is_noticed(break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: Any) -> None:
     """A walk that the pool takes without a complaint fails once a rule is broken."""

@@ -121,10 +121,10 @@ def test_callers_beyond_the_limit_are_turned_away(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(metrics_http, "MAX_CONNECTIONS", 2)
 
     async def test(_: HttpPort, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        idle = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        host, _colon, number = address.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(number)) for _ in range(2)]
         assert await asyncio.to_thread(get, address, "/healthz") == Page(503, "too many connections\n")
-        for _, writer in idle:
+        for _reader, writer in idle:
             writer.close()
 
     _with_port(Gate(), test)
@@ -134,8 +134,8 @@ def test_closing_frees_the_port_with_callers_connected() -> None:
     """The next process binds it at once."""
 
     async def test(port: HttpPort, address: str) -> None:
-        host, _, number = address.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(number))
+        host, _colon, number = address.rpartition(":")
+        _reader, writer = await asyncio.open_connection(host, int(number))
         await port.close()
         listener, again = listen_http(address)
         listener.close()

@@ -113,3 +113,40 @@ def test_the_same_process_is_recognised_by_number_and_without(tmp_path: Path) ->
         assert not is_same_process((known, 0), (again, 0))
         for pidfd in (known, again, own):
             os.close(pidfd)
+
+
+ELSEWHERE = """
+import os, socket, sys
+from kvharbor.server import peer
+from kvharbor.server.errors import PeerUnproven
+
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("listening", flush=True)
+    one, two = (listener.accept()[0] for _ in range(2))
+own = os.pidfd_open(os.getpid())
+first, second = (peer.pidfd_of(each, accepted_at=peer.boot_time()) for each in (one, two))
+print(peer.credentials(one)[0], peer.has_exited(first))
+print(peer.is_same_process((first, 0), (second, 0)), peer.is_same_process((first, 0), (own, os.getpid())))
+peer.SO_PEERPIDFD = int(sys.argv[2])
+try:
+    peer.pidfd_of(one, accepted_at=peer.boot_time())
+except PeerUnproven as unproven:
+    print(unproven.metadata()["pid"])
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a PID namespace of its own")
+def test_a_process_outside_the_pid_namespace_is_proved_by_the_kernel_alone(tmp_path: Path) -> None:
+    """As between two containers: it has no number there, and is recognised by its pidfd."""
+    path = str(tmp_path / "s")
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", ELSEWHERE, path, str(UNKNOWN_OPTION)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as elsewhere:
+        assert elsewhere.stdout is not None
+        assert elsewhere.stdout.readline() == "listening\n"
+        with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+            one.connect(path)
+            two.connect(path)
+            assert elsewhere.stdout.read().splitlines() == ["0 False", "True False", "0"]

@@ -5,7 +5,6 @@ are those classes' sizes, kept up at each transition so that no statistic ever w
 the ledger's words in the order that `ledger.py` argues for.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -39,7 +38,7 @@ class Blocks:
         self.evictable = policy
         self.ledger = ledger
         self.state = bytearray([SCRATCH]) * first_block + bytearray([FREE]) * block_count
-        self.generation = array("Q", [1]) * id_count
+        self.generation = [1] * id_count
         # Sequences and sessions holding a COMMITTED block (shadows of it too), and warm pins holding it.
         self.refs = [0] * id_count
         self.pins = [0] * id_count

@@ -8,9 +8,10 @@ eight bytes: it is there or not.
     stamp   place in the order of release, of a COMMITTED block that nobody holds
     record  generation it is for, generation of its parent, digest, parent node, tokens, cell of its extra keys
 
-A word of 0 is a block that was never used: generation 1, FREE. The record is immutable while the word is COMMITTED
-or SHADOW. Its checksum is the block's digest, which covers namespace, prefix and content; recovery has to compute it
-anyway. Generations and parents are checked against the words.
+A word of 0 is a block that was never used: generation 1, FREE. The session of a COMMITTED word means nothing, so to
+commit, to hold and to release is one store of the word's lowest byte. The record is immutable while the word is
+COMMITTED or SHADOW. Its checksum is the block's digest, which covers namespace, prefix and content; recovery has to
+compute it anyway. Generations and parents are checked against the words.
 
 For each transition the order of the stores, and why a kill between any two of them is safe:
 
@@ -23,7 +24,9 @@ For each transition the order of the stores, and why a kill between any two of t
      `held`, deepest block first. Killed between, the block is held although nobody needs it: it is out of use until
      every session has resumed, never handed out too early. Ancestors of a held block are held.
 [L4] -> FREE: the word with the next generation, children before parents, before the block is given out again and
-     before its cells are. Killed halfway, the rest is still what it was; no session names it.
+     before its cells are. Killed halfway, the rest is still what it was; no session names it. Of a block that is
+     evicted for a table the word says RESERVED at once, in the same slice, with the next generation; killed between
+     those of several, a child whose parent went first has lost its prefix and is a miss, and it was evicted as well.
 [L5] Handoff and Adopt: the word with session 0, then with the adopter's. A token ends with its process, so a block
      of session 0 belongs to nobody then.
 [L6] A generation never goes back, and is raised by every step to FREE. So a (block, generation) that an engine
@@ -154,7 +157,7 @@ class Ledger:
         blocks: list[int],
         keys: list[bytes],
         digests: list[bytes],
-        generation: "array[int]",
+        generation: list[int],
         parent_age: int,
     ) -> None:
         """Stores what a chain of blocks holds; their words follow [L2].
@@ -172,7 +175,7 @@ class Ledger:
         while start < len(blocks):
             first, end = blocks[start], _run_end(blocks, start)
             last = first + end - start
-            ages = generation[first:last]
+            ages = array("Q", generation[first:last])
             self._ages[first:last] = ages
             self._parent_ages[first] = parent_age
             self._parent_ages[first + 1 : last] = ages[:-1]

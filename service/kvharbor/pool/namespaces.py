@@ -60,11 +60,10 @@ class Namespaces:
         return namespace
 
     def record(self, namespace: Namespace) -> None:
-        """Puts a namespace into the ledger, if it is not there yet and there is room."""
-        if namespace.cell == NO_CELL:
-            version, adapter, salt = namespace.key[1:]
-            value = join_fields(namespace.tenant.encode(), version.encode(), adapter.encode(), salt)
-            namespace.cell = self._cells.write(CellKind.NAMESPACE, value, (namespace.root, 0))
+        """Puts a namespace that is not there yet into the ledger, if there is room."""
+        version, adapter, salt = namespace.key[1:]
+        value = join_fields(namespace.tenant.encode(), version.encode(), adapter.encode(), salt)
+        namespace.cell = self._cells.write(CellKind.NAMESPACE, value, (namespace.root, 0))
 
     def restore(self, root: int, value: bytes, cell: int) -> Namespace:
         """Takes back what `record` has put into the ledger, with one user; the caller calls `disuse` once."""

@@ -6,9 +6,11 @@ whose content is there already becomes a SHADOW of the canonical one [P7].
 
 from kvharbor.pool import pins, validate
 from kvharbor.pool.blocks import SHADOW
+from kvharbor.pool.cells import NO_CELL
 from kvharbor.pool.errors import CommitBackwards, CursorOutOfRange, InvalidField, StaleGeneration
 from kvharbor.pool.events import BlocksStored
 from kvharbor.pool.namespaces import FIRST_ROOT
+from kvharbor.pool.repeats import has_taken_effect
 from kvharbor.pool.results import Commit, Committed, Shadow
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
@@ -20,9 +22,10 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
     """Moves the cursors and publishes every block that is full. Checks everything before it changes anything."""
     sequence = state.sequence(session, number)
     state.refuse_if_copying(sequence)
-    is_repeat = _has_taken_effect(state, sequence, asked)
+    is_repeat = asked.known_token_count is not None and has_taken_effect(state, sequence, asked)
     new_count = 0 if is_repeat else _check(state, sequence, asked)
-    _check_switched(sequence, asked)
+    if asked.switched:
+        _check_switched(sequence, asked)
 
     for position in asked.switched:
         _switch(state, sequence, position)
@@ -62,39 +65,6 @@ def shadows_of(state: State, sequence: Sequence) -> list[Shadow]:
         for position, block in enumerate(committed)
         if block in canonical
     ]
-
-
-def _has_taken_effect(state: State, sequence: Sequence, asked: Commit) -> bool:
-    """Whether a commit is a repetition, by the token count that its caller knew: it shall change nothing then."""
-    known, now = asked.known_token_count, sequence.token_count
-    if known is None:
-        return False
-    new_count = validate.token_count(asked.new_token_ids, "new_token_ids")
-    if (
-        0 <= known == now - new_count
-        and asked.computed_tokens <= sequence.computed_tokens
-        and _tokens_from(state, sequence, known) == asked.new_token_ids
-    ):
-        # With nothing new, less than is computed is no repetition but a step back.
-        return new_count > 0 or asked.computed_tokens == sequence.computed_tokens
-    if known != now:
-        raise CursorOutOfRange(
-            sequence_id=sequence.name(),
-            value=known,
-            limit=now,
-            cursor="known_token_count",
-            remedy="a commit follows the one before, or repeats it",
-        )
-    return False
-
-
-def _tokens_from(state: State, sequence: Sequence, first_token: int) -> bytes:
-    """Returns the tokens of a sequence from one on, wherever they are kept."""
-    block_tokens, committed = state.block_tokens, sequence.committed_blocks
-    first = min(first_token // block_tokens, committed)
-    published = [state.blocks.canonical.get(block, block) for block in sequence.table[first:committed]]
-    tokens = b"".join([state.tree.content_of(block)[: 4 * block_tokens] for block in published])
-    return (tokens + sequence.tail)[4 * (first_token - first * block_tokens) :]
 
 
 def _check(state: State, sequence: Sequence, asked: Commit) -> int:
@@ -215,7 +185,8 @@ def _record(state: State, sequence: Sequence, chain: list[int], keys: list[bytes
     """Tells the ledger what the next blocks of a sequence hold; their words follow [L2]."""
     generation, parent = state.blocks.generation, sequence.chain_node
     parent_age = 0 if parent >= FIRST_ROOT else generation[parent]
-    state.namespaces.record(sequence.namespace)
+    if sequence.namespace.cell == NO_CELL:
+        state.namespaces.record(sequence.namespace)
     state.ledger.record(chain, keys, digests, generation, parent_age)
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from kvharbor.pool import pins
 from kvharbor.pool.blocks import COMMITTED, FREE, SHADOW
-from kvharbor.pool.cells import CellKind, Entry
+from kvharbor.pool.cells import NO_CELL, CellKind, Entry
 from kvharbor.pool.ledger import GENERATION_SHIFT, HELD, MAX_SESSION, SESSION_SHIFT, STATE_MASK
 from kvharbor.pool.lifecycle import settle
 from kvharbor.pool.namespaces import FIRST_ROOT, NO_BLOCK, Namespace
@@ -46,8 +46,8 @@ def recover(state: State, sessions: Mapping[int, str]) -> Recovered:
     restored = [entry.cell for entry in entries if entry.kind == CellKind.PIN and _restore_pin(state, entry)]
     for namespace in namespaces:
         state.tenant(namespace.tenant).committed_block_count += namespace.block_count
-        if namespace.block_count:
-            state.namespaces.record(namespace)
+        if namespace.block_count and namespace.cell == NO_CELL:
+            state.namespaces.record(namespace)  # it had been emptied by a torn chain for a moment
         state.namespaces.disuse(namespace)
     state.ledger.cells.keep_only([*extras_cells, *restored, *[one.cell for one in state.namespaces if one.cell]])
 

@@ -59,7 +59,7 @@ class Sequence:
         """Returns the handle as errors show it."""
         return f"{self.session}.{self.number}"
 
-    def view(self, generation: "array[int]", block_tokens: int) -> SequenceView:
+    def view(self, generation: list[int], block_tokens: int) -> SequenceView:
         """Returns the present state."""
         table = self.table
         return SequenceView(

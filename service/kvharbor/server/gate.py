@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Gate:
-    """Refuses calls before the service is ready and while it drains; counts and times those that are let in."""
+    """Refuses calls before the service is ready and while it drains; counts those under way, and times all."""
 
     def __init__(self) -> None:
         self.refusal: ServerError | None = Starting()
@@ -125,25 +125,31 @@ def answered(method: Callable[[S, Q, Context], Awaitable[R]]) -> Call[S, Q, R]:
     async def call(servicer: S, request: Q, context: Context) -> R:
         gate = servicer.gate
         began_at = time.perf_counter()
+
+        def count(code: str) -> None:
+            # Before the answer leaves: who has it finds it counted.
+            gate.timings.add(method.__name__, code, time.perf_counter() - began_at)
+
         try:
             gate.enter()
         except ServerError as refused:
+            count(CODES[type(refused)].name)
             await abort(context, refused)
-        code = "OK"
         try:
-            return await method(servicer, request, context)
+            response = await method(servicer, request, context)
+            count("OK")
+            return response
         except REFUSALS as refused:
-            code = CODES[type(refused)].name
+            count(CODES[type(refused)].name)
             await abort(context, refused)
         except asyncio.CancelledError:
-            code = "CANCELLED"
+            count("CANCELLED")
             raise
         except Exception:
-            code = "INTERNAL"
+            count("INTERNAL")
             await _abort_unexpected(context, method.__name__)
         finally:
             gate.leave()
-            gate.timings.add(method.__name__, code, time.perf_counter() - began_at)
 
     return call
 

@@ -27,7 +27,6 @@ class Life:
     stall_count: int = 0
     stalled_s: float = 0.0
     pool_count: int = 0
-    session_count: int = 0
 
     @classmethod
     def begun(cls, memory_bytes: int) -> Self:
@@ -44,12 +43,6 @@ class Life:
     def restart_count(self) -> int:
         """Processes that have served this life before."""
         return sum(self.restarts.values())
-
-    def next_session_number(self, keeper: Keeper) -> int:
-        """Returns a number that no session has had."""
-        self.session_count += 1
-        self.keep(keeper)
-        return self.session_count
 
     @property
     def first_number(self) -> int:

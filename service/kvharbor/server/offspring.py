@@ -39,6 +39,9 @@ class Offspring:
         command = [sys.executable, "-P", "-m", "kvharbor.server.child", *numbers, *arguments]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+        except OSError:
+            self._channel.close()
+            raise
         finally:
             theirs.close()
         self._hear = hear

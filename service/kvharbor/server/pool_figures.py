@@ -23,9 +23,11 @@ def _block_bytes(served: ServedPool) -> int:
     return served.descriptor.layout.block_bytes
 
 
-BLOCKS: Final = tuple(
-    Figure(each, "", lambda _, stats, name=f"{each}_block_count": getattr(stats, name)) for each in CLASSES
-)
+def _of_class(name: str) -> Figure:
+    return Figure(name, "", lambda _, stats: int(getattr(stats, f"{name}_block_count")))
+
+
+BLOCKS: Final = tuple(_of_class(name) for name in CLASSES)
 """The classes, as values of a label."""
 
 GAUGES: Final = (

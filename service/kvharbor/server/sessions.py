@@ -130,6 +130,9 @@ class Sessions:
     def socket_ended(self, session: Session, member: Member, connection: socket.socket) -> None:
         """No process has the other end of a member's socket any more."""
         self._quiet.socket_ended(session, member, connection)
+        if member.sockets and session.number in self._by_number:
+            # An older one, after a resume: the supervisor need not keep it either.
+            keep_member(self._keeper, session, member)
 
     def lose(self, session: Session, cause: str) -> None:
         """Ends a session whose processes may live on: what it holds waits for the proof that they do not [S24]."""

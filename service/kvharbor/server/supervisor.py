@@ -45,7 +45,7 @@ class Supervisor:
     def __init__(
         self, spawn: Callable[[Hear], Offspring], store: Store, notifier: Notifier, *, grace_s: float, watchdog_s: float
     ) -> None:
-        self._spawn_child = spawn
+        self._spawn = spawn
         self._store = store
         self._notifier = notifier
         self._grace_s = grace_s
@@ -93,21 +93,23 @@ class Supervisor:
         restarts, after = Restarts(), "supervisor" if self._store.kept else ""
         self._end_streams()
         while True:
-            child = self._current = self._standby or self._spawn()
+            child = self._current = self._standby or self._spawned()
             self._standby, self._cause = None, None
-            child.start(self._store, after=after)
-            status = await child.ended
-            self._end_streams()
-            if self._stop_count:
-                return 0
-            if status > 0 and not self._has_served:
-                # It has said why, and nothing depends on it yet.
-                return status
-            verdict = restarts.judge(status, served_s=child.served_s)
-            after = self._cause or _cause(status)
-            log.warning(
-                "service process ended", pid=child.pid, cause=after, status=status, restart_pause_s=verdict.pause_s
-            )
+            if child is None:
+                verdict = restarts.judge(1, served_s=None)
+            else:
+                child.start(self._store, after=after)
+                status = await child.ended
+                self._end_streams()
+                if self._stop_count:
+                    return 0
+                if status > 0 and not self._has_served:
+                    # It has said why, and nothing depends on it yet.
+                    return status
+                verdict = restarts.judge(status, served_s=child.served_s)
+                after = self._cause or _cause(status)
+                facts = {"pid": child.pid, "cause": after, "status": status}
+                log.warning("service process ended", **facts, restart_pause_s=verdict.pause_s)
             if verdict.cold:
                 log.error("service process broke again and again: what it left is dropped, the next start is cold")
                 self._store.close()
@@ -115,8 +117,13 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), verdict.pause_s)
                 return 0
 
-    def _spawn(self) -> Offspring:
-        child = self._spawn_child(self._hear)
+    def _spawned(self) -> Offspring | None:
+        """Returns a new child; None if the system has no room for one now."""
+        try:
+            child = self._spawn(self._hear)
+        except OSError as failure:
+            log.error("the service's process cannot be started", error=failure.strerror)
+            return None
         self._living[child.pid] = child
         return child
 
@@ -128,6 +135,7 @@ class Supervisor:
                 self._notifier.alive()
             case {"standing_by": _}:
                 child.standing_by.set()
+                log.debug("process stands by", pid=child.pid)
             case {"ready": _}:
                 self._ready(child)
             case {"upgrade": _}:
@@ -142,14 +150,16 @@ class Supervisor:
     def _prepare(self) -> None:
         """Has the next child wait, all imported: what a restart takes is then what the recovery takes."""
         if self._standby is None and not self._is_upgrading() and not self._stop_count:
-            self._standby = self._spawn()
+            self._standby = self._spawned()
 
     def _is_upgrading(self) -> bool:
         return self._upgrading is not None and not self._upgrading.done()
 
     async def _upgrade(self) -> None:
         log.info("upgrade begins")
-        fresh = self._spawn()
+        fresh = self._spawned()
+        if fresh is None:
+            return
         standing_by = asyncio.create_task(fresh.standing_by.wait())
         await asyncio.wait((standing_by, fresh.ended), timeout=STANDBY_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         standing_by.cancel()

@@ -31,14 +31,14 @@ from kvharbor.client.errors import (
 from kvharbor.client.holdings import HeldPool, Telling
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.options import Options
-from kvharbor.client.side import Session, SideSocket
+from kvharbor.client.side import Session, SideSocket, unforked
 from kvharbor.client.standing import Standing
 from kvharbor.v1 import side_pb2
 
 PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 ATTEMPT_S = 2.0
-"""Of one call to a process that may have ended again; it is repeated as long as its side socket is open."""
+"""Of one call to a process that may have ended again; it is repeated as long as that has not."""
 
 T = TypeVar("T")
 
@@ -258,22 +258,27 @@ class Returning:
 
         def send(call: Call[Any]) -> Any:
             method = stubs.unary[call.method]
-            timeout_s = channel.OPEN_POOL_TIMEOUT_S if call.method == "OpenPool" else ATTEMPT_S
             while True:
                 try:
-                    return method(call.request, timeout=timeout_s, metadata=metadata, wait_for_ready=True)
+                    with unforked():
+                        return method(call.request, timeout=ATTEMPT_S, metadata=metadata, wait_for_ready=True)
                 except grpc.RpcError as failure:
                     if side.lost:
                         raise SessionLost("the service's process has ended again") from None
-                    error = channel.call_error(failure, address, closed=self._stopped.is_set(), timeout_s=timeout_s)
+                    error = channel.call_error(failure, address, closed=self._stopped.is_set(), timeout_s=ATTEMPT_S)
                     if not isinstance(error, Unavailable):
                         raise error from None
                 self._stopped.wait(PAUSE_S)
 
         # A channel of its own: it connects at once, and nobody else's calls are on it.
-        with grpc.insecure_channel(address.target, options=channel.OPTIONS) as own:
+        with unforked():
+            own = grpc.insecure_channel(address.target, options=channel.OPTIONS)
             stubs = channel.Stubs(own)
+        try:
             yield send
+        finally:
+            with unforked():
+                own.close()
 
     def _close_all_but(self, kept: SideSocket | None) -> None:
         others = [side for side in self._sides if side is not kept]

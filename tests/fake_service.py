@@ -347,8 +347,11 @@ class Process:
             self._server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(name, self._handlers(methods)),)
             )
-        self._server.add_insecure_port(f"unix:{service.path}")
+        # A server that stops removes the path that it was bound to: by then it must not be the next one's.
+        own_path = service.path.with_suffix(f".{id(self):x}")
+        self._server.add_insecure_port(f"unix:{own_path}")
         self._server.start()
+        own_path.rename(service.path)
         self._listener = listener
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve)

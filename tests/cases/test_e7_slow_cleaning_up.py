@@ -95,7 +95,7 @@ def test_a_slow_device_call_of_a_dead_client_stops_nobody(tmp_path: Path) -> Non
 
 def test_a_process_that_hangs_for_good_is_replaced(start_fresh: StartService) -> None:
     """E7, the endless variant: its supervisor replaces it, and engines go on."""
-    service = start_fresh(watchdog_s="1")
+    service = start_fresh(watchdog_s="3")
     with RawCaller(str(service.socket)) as caller:
         pool_id = caller.open_pool("p", block_count=4)
         caller.allocate(pool_id, *range(16))

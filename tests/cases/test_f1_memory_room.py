@@ -5,15 +5,14 @@ small cgroup of their own, and show that the check refuses first.
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from memory_cgroup import Cgroup, memory_cgroup
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -45,75 +44,23 @@ with HostArena.create(size_bytes) as arena:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
-    """A memory cgroup made for one test."""
-
-    path: Path
-    version: int
-
-    def kill_count(self) -> int:
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        lines = (self.path / name).read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill")
-
-    def execute(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Runs a command in this cgroup, from its first instruction on, to its end."""
-        enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-        return subprocess.run(
-            ["sh", "-c", enter, str(self.path), *command],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def run(self, *arguments: str) -> dict[str, object]:
-        """Runs CHILD in this cgroup; returns what it printed."""
-        done = self.execute(sys.executable, "-c", CHILD, *arguments)
-        assert (done.returncode, done.stderr) == (0, "")
-        printed: dict[str, object] = json.loads(done.stdout)
-        return printed
-
-
-def _parent_group() -> tuple[Path, int]:
-    """Where a child memory cgroup can be made, or the exact reason why not as a skip."""
-    if os.geteuid() != 0:
-        pytest.skip("making a memory cgroup needs root")
-    own_v1 = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
-    v1 = Path("/sys/fs/cgroup/memory")
-    if own_v1 and (v1 / "memory.limit_in_bytes").exists():
-        path = v1 / own_v1[0].split(":", 2)[2].lstrip("/")
-        return (path if path.exists() else v1), 1
-    v2 = Path("/sys/fs/cgroup")
-    control = v2 / "cgroup.subtree_control"
-    if not control.exists():
-        pytest.skip("no memory cgroup is mounted under /sys/fs/cgroup")
-    if "memory" not in control.read_text().split():
-        pytest.skip("/sys/fs/cgroup/cgroup.subtree_control does not enable the memory controller")
-    return v2, 2
-
-
 @pytest.fixture
 def cgroup() -> Iterator[Cgroup]:
-    parent, version = _parent_group()
-    path = parent / f"kvharbor-f1-{os.getpid()}"
-    try:
-        path.mkdir()
-    except OSError as refusal:
-        pytest.skip(f"cannot make a cgroup in {parent}: {refusal.strerror}")
-    try:
-        limit = "memory.max" if version == 2 else "memory.limit_in_bytes"
-        (path / limit).write_text(str(LIMIT_BYTES))
-        yield Cgroup(path, version)
-    finally:
-        path.rmdir()
+    with memory_cgroup(LIMIT_BYTES) as made:
+        yield made
+
+
+def run(cgroup: Cgroup, *arguments: str) -> dict[str, object]:
+    """Runs CHILD in the cgroup; returns what it printed."""
+    done = cgroup.execute(sys.executable, "-c", CHILD, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    printed: dict[str, object] = json.loads(done.stdout)
+    return printed
 
 
 def test_f1_an_arena_far_over_the_limit_is_refused_with_needed_and_available(cgroup: Cgroup) -> None:
     """F1, too large: both numbers and the limiting cgroup are named, nothing is taken, nobody is killed."""
-    report = cgroup.run(str(10 * LIMIT_BYTES))
+    report = run(cgroup, str(10 * LIMIT_BYTES))
     refusal = report["refusal"]
     assert isinstance(refusal, dict)
     assert refusal["neededBytes"] == str(report["size_bytes"])
@@ -127,7 +74,7 @@ def test_f1_an_arena_far_over_the_limit_is_refused_with_needed_and_available(cgr
 
 def test_f1_an_arena_one_block_over_what_fits_is_refused(cgroup: Cgroup) -> None:
     """F1, one block more: refused before the first byte, nobody is killed."""
-    report = cgroup.run(str(BLOCK_BYTES))
+    report = run(cgroup, str(BLOCK_BYTES))
     assert "refusal" in report
     assert report["reserved_bytes"] == 0
     assert cgroup.kill_count() == 0
@@ -135,7 +82,7 @@ def test_f1_an_arena_one_block_over_what_fits_is_refused(cgroup: Cgroup) -> None
 
 def test_f1_an_arena_that_exactly_fits_starts_and_every_byte_can_be_touched(cgroup: Cgroup) -> None:
     """F1, exactly fits: all pages are there from the start, so no later touch is a bus error or a kill."""
-    report = cgroup.run("0")
+    report = run(cgroup, "0")
     assert report["reserved_bytes"] == report["size_bytes"]
     assert int(str(report["size_bytes"])) > LIMIT_BYTES // 4
     assert cgroup.kill_count() == 0

@@ -74,7 +74,7 @@ async def _get(address: str) -> bytes:
 
 async def _scraped(pools: Pools, life: Life) -> tuple[Scrape, float, float]:
     """Returns a scrape, how long the quickest of five took, and the longest step of the best of five others."""
-    metrics = Metrics(pools, list, Gate(), life, loop_lag=Histogram(), version="1", series_limit=LIMIT)
+    metrics = Metrics(pools, list, Gate("0123456789ab"), life, loop_lag=Histogram(), version="1", series_limit=LIMIT)
     listener, address = listen_http("127.0.0.1:0")
     port = HttpPort(listener, {"/metrics": metrics.page})
     await port.start()

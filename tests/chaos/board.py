@@ -25,22 +25,22 @@ class Head(IntEnum):
 
 
 class Count(IntEnum):
-    """Words of a worker's slot, added up over all that had it."""
+    """Words of a worker's slot, added up over all that had it; each is a figure of the report."""
 
     ACTS = 0
-    HITS = 1
-    BLOCKS = 2
-    TAILS = 3
-    FORKS = 4
-    ADOPTIONS = 5
-    WARMUPS = 6
-    SHADOWS = 7
-    REFUSALS = 8
-    ABSENCES = 9
-    LOST_SESSIONS = 10
+    ALLOCATIONS = 1
+    HITS_VERIFIED = 2
+    BLOCKS_VERIFIED = 3
+    TAILS_VERIFIED = 4
+    FORKS = 5
+    ADOPTIONS = 6
+    WARMUPS = 7
+    SHADOWS_SWITCHED = 8
+    REFUSALS = 9
+    CALLS_WITHOUT_OWNER = 10
     NEW_EPOCHS = 11
-    ALLOCATIONS = 12
-    LOST_SEQUENCES = 13
+    LOST_SEQUENCES = 12
+    LOST_SESSIONS = 13
 
 
 class Board:

@@ -12,6 +12,8 @@ from chaos.times import Times
 from chaos.witness import Witnesses
 
 _BACK_S = 30.0
+# One compares what is before with what is after, the other ends calls under way.
+_OF_A_SERVICE = frozenset({Means.QUIET_KILL, Means.UPGRADE})
 
 
 class Killer:
@@ -33,8 +35,7 @@ class Killer:
         if strike.target is Target.WORKER:
             self._strike_worker(strike)
             return
-        # A quiet kill compares what is before with what is after: it needs a service before.
-        if not strike.impatient or strike.means is Means.QUIET_KILL or strike.target is Target.SUPERVISOR:
+        if not strike.impatient or strike.means in _OF_A_SERVICE or strike.target is Target.SUPERVISOR:
             self.await_service()
             self.check()
         if strike.target is Target.OWNER:
@@ -48,7 +49,7 @@ class Killer:
         while self._crowd.kills < size.worker_kills and not self._report.faults:
             self._crowd.strike(self._crowd.kills % size.workers, signal.SIGKILL)
             self._reactor.run_for(size.mean_pause_s)
-        while self._times.warm_death_count() < size.owner_kills and not self._report.faults:
+        while self._times.warm_kill_count() < size.owner_kills and not self._report.faults:
             self.kill_owner()
 
     def kill_owner(self) -> None:
@@ -93,6 +94,8 @@ class Killer:
             self._kill_quietly()
         elif strike.means is Means.KILL:
             self._owner.strike(signal.SIGKILL)
+        elif strike.means is Means.UPGRADE:
+            self._upgrade()
         else:
             self._owner.strike(signal.SIGSTOP)
             self._report.owner_stops += 1
@@ -112,6 +115,16 @@ class Killer:
         if made_up := after.keys() - before.keys():
             self._report.faults.append(f"{len(made_up)} blocks are in the index that were not before the kill")
         self._crowd.go_on()
+
+    def _upgrade(self) -> None:
+        """Has the service's process replaced in good order."""
+        deaths = len(self._times.owner_deaths)
+        self._owner.upgrade()
+        if self._reactor.run_until(lambda: len(self._times.owner_deaths) > deaths, _BACK_S):
+            self._times.upgrades += 1
+        else:
+            self._report.faults.append(f"the service was not upgraded in {_BACK_S} s")
+        self.await_service()
 
     def _strike_supervisor(self, strike: Strike) -> None:
         if strike.means is Means.STOP:

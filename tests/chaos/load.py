@@ -140,7 +140,7 @@ class Load:
         held = self._hold(sequence, tokens)
         self._verify(held)
         self._tally(Count.ALLOCATIONS)
-        self._tally(Count.HITS, bool(sequence.cached_tokens))
+        self._tally(Count.HITS_VERIFIED, bool(sequence.cached_tokens))
         for _ in range(self._chance.randint(0, 2)):
             held.compute(self._pool, self._chance.randint(sequence.computed_tokens, len(tokens)))
 
@@ -164,7 +164,7 @@ class Load:
         new_tokens = generated(self._chance, BLOCK_TOKENS) if len(held.tokens) < 2 * MOST_TOKENS else []
         held.compute(self._pool, len(held.tokens) + len(new_tokens), new_tokens)
         if self._chance.random() < 0.5 and held.sequence.switch_shadows():
-            self._tally(Count.SHADOWS)
+            self._tally(Count.SHADOWS_SWITCHED)
         self._verify(held)
 
     def _fork(self, held: Held) -> None:
@@ -187,5 +187,5 @@ class Load:
         self._held.remove(held)
 
     def _verify(self, held: Held) -> None:
-        self._tally(Count.BLOCKS, held.verify(self._pool))
-        self._tally(Count.TAILS, bool(held.sequence.computed_tokens % BLOCK_TOKENS))
+        self._tally(Count.BLOCKS_VERIFIED, held.verify(self._pool))
+        self._tally(Count.TAILS_VERIFIED, bool(held.sequence.computed_tokens % BLOCK_TOKENS))

@@ -53,6 +53,10 @@ class Owner:
             with contextlib.suppress(ProcessLookupError):  # dead, and not yet noticed here
                 signal.pidfd_send_signal(self._child_fd, number)
 
+    def upgrade(self) -> None:
+        """Asks the supervisor for a fresh child."""
+        self._services[-1].process.send_signal(signal.SIGHUP)
+
     def strike_at(self, mark: str, passes: int) -> bool:
         """Has the child kill itself at a mark, after so many passes of it; returns whether it came there in time."""
         fired = self._board.head(Head.FIRED)

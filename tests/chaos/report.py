@@ -22,6 +22,7 @@ class Report:
     worker_stops: int = 0
     owner_kills: int = 0
     owner_stops: int = 0
+    upgrades: int = 0
     supervisor_kills: int = 0
     marked_kills: dict[str, int] = field(default_factory=dict)
     acts: int = 0
@@ -53,6 +54,8 @@ class Report:
     recovery_samples: int = 0
     recovery_p50_s: float | None = None
     recovery_p99_s: float | None = None
+    outage_p99_s: float | None = None
+    cold_start_p99_s: float | None = None
     rss_growth_bytes: int = 0
     fd_growth: int = 0
     faults: list[str] = field(default_factory=list)

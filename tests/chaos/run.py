@@ -82,7 +82,8 @@ class Run:
             counts = self._witnesses.ask("clear")
             self.report.leaked_blocks += counts["total"] - counts["free"] if counts else 0
         self._witnesses.end()
-        self.report.owner_kills = self._times.warm_death_count()
+        self.report.owner_kills = self._times.warm_kill_count()
+        self.report.upgrades = self._times.upgrades
         self.report.supervisor_kills = self._times.supervisor_deaths
         self.report.faults += self.owner.stop()
 
@@ -102,22 +103,14 @@ class Run:
     def _sum_up(self) -> None:
         report, board = self.report, self._board
         undisturbed, disturbed = self._times.reclaims(self._crowd.deaths)
-        recoveries = [outage.over - outage.died for outage in self._times.outages() if not outage.cold]
+        warm_outages = [outage for outage in self._times.outages() if not outage.cold]
+        recoveries = [outage.over - outage.last_death for outage in warm_outages]
+        outages = [outage.over - outage.first_death for outage in warm_outages]
+        cold_starts = [outage.over - outage.last_death for outage in self._times.outages() if outage.cold]
         report.worker_kills = self._crowd.kills
-        report.acts = board.total(Count.ACTS)
-        report.allocations = board.total(Count.ALLOCATIONS)
-        report.hits_verified = board.total(Count.HITS)
-        report.blocks_verified += board.total(Count.BLOCKS)
-        report.tails_verified = board.total(Count.TAILS)
-        report.forks = board.total(Count.FORKS)
-        report.adoptions = board.total(Count.ADOPTIONS)
-        report.warmups = board.total(Count.WARMUPS)
-        report.shadows_switched = board.total(Count.SHADOWS)
-        report.refusals = board.total(Count.REFUSALS)
-        report.calls_without_owner = board.total(Count.ABSENCES)
-        report.new_epochs = board.total(Count.NEW_EPOCHS)
-        report.lost_sequences = board.total(Count.LOST_SEQUENCES)
-        report.lost_sessions = board.total(Count.LOST_SESSIONS)
+        for count in Count:
+            figure = count.name.lower()
+            setattr(report, figure, getattr(report, figure) + board.total(count))
         report.invariants_checked = board.head(Head.CHECKS) + self._witnesses.checked.get("count", 0)
         report.evicted_blocks = self._witnesses.checked.get("evicted", 0)
         report.reclaim_samples, report.recovery_samples = len(undisturbed), len(recoveries)
@@ -126,6 +119,8 @@ class Run:
         report.reclaim_across_restart_p99_s = quantile(disturbed, 0.99)
         report.reclaim_resolution_s = PERIOD_S
         report.recovery_p50_s, report.recovery_p99_s = quantile(recoveries, 0.5), quantile(recoveries, 0.99)
+        report.outage_p99_s = quantile(outages, 0.99)
+        report.cold_start_p99_s = quantile(cold_starts, 0.99)
 
     def _owner_died(self) -> None:
         self._times.owner_deaths.append(time.monotonic())

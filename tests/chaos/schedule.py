@@ -1,5 +1,6 @@
 """What is killed, how and when: a function of the seed and the wanted numbers alone, so that a run can be repeated."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ class Means(Enum):
     STOP_AND_KILL = "stop_and_kill"
     MARK = "mark"  # it kills itself at a marked point
     QUIET_KILL = "quiet_kill"  # while no call is under way, with the index compared before and after
+    UPGRADE = "upgrade"  # replaced on purpose
 
 
 class Target(Enum):
@@ -55,8 +57,9 @@ _MEANS = {
     Target.OWNER: ((Means.KILL, 6), (Means.MARK, 10), (Means.STOP_AND_KILL, 1), (Means.QUIET_KILL, 3)),
     Target.SUPERVISOR: ((Means.KILL, 3), (Means.TERM, 1)),
 }
-# Stops that nobody dies of come on top.
+# What is no kill comes on top.
 _STOPS_A_KILL = 0.1
+_UPGRADES_A_KILL = 0.05
 _MOST_PASSES = 6
 _STOPS_S = (0.05, 0.3, 1.0)
 LONGEST_STOP_S = max(_STOPS_S)
@@ -75,6 +78,7 @@ def strikes(size: Size, seed: int, marks: Sequence[str]) -> list[Strike]:
         means, weights = zip(*_MEANS[target], strict=True)
         blows += [(target, chosen) for chosen in chance.choices(means, weights, k=count)]
         blows += [(target, Means.STOP)] * round(count * _STOPS_A_KILL)
+    blows += [(Target.OWNER, Means.UPGRADE)] * math.ceil(size.owner_kills * _UPGRADES_A_KILL)
     chance.shuffle(blows)
     return [
         Strike(

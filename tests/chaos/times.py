@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From a death of the service's process to the first answer after it. `cold`: in a new epoch."""
+    """A time without an answer, from the first death of the service's process to the first answer after it.
 
-    died: float
+    `last_death`: the process may have died again before it answered. `cold`: the answer is of a new epoch.
+    """
+
+    first_death: float
+    last_death: float
     over: float
     cold: bool
 
@@ -21,6 +25,7 @@ class Times:
 
     owner_deaths: list[float] = field(default_factory=list)
     supervisor_deaths: int = 0
+    upgrades: int = 0
     owner_stops: list[tuple[float, float]] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
     epochs: list[str] = field(default_factory=list)
@@ -40,19 +45,20 @@ class Times:
         """Whether the service has answered since its last death."""
         return bool(self.returns) and (not self.owner_deaths or self.returns[-1] > self.owner_deaths[-1])
 
-    def warm_death_count(self) -> int:
-        """Returns how often the child has died and its supervisor had not."""
-        return len(self.owner_deaths) - self.supervisor_deaths
+    def warm_kill_count(self) -> int:
+        """Returns how often the child has died before its time, and its supervisor had not."""
+        return len(self.owner_deaths) - self.supervisor_deaths - self.upgrades
 
     def outages(self) -> list[Outage]:
         """Returns all of them that are over."""
-        found = []
+        deaths_by_return: dict[int, list[float]] = {}
         for died in self.owner_deaths:
-            place = bisect.bisect(self.returns, died)
-            if place < len(self.returns):
-                cold = place > 0 and self.epochs[place] != self.epochs[place - 1]
-                found.append(Outage(died, self.returns[place], cold))
-        return found
+            deaths_by_return.setdefault(bisect.bisect(self.returns, died), []).append(died)
+        return [
+            Outage(deaths[0], deaths[-1], self.returns[place], self.epochs[place] != self.epochs[place - 1])
+            for place, deaths in deaths_by_return.items()
+            if 0 < place < len(self.returns)
+        ]
 
     def reclaims(self, deaths: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
         """Returns how long it took from each (pid, time) of a worker's death to the return of its memory.
@@ -60,7 +66,7 @@ class Times:
         First those with a service all the while, then the others, that had to wait for its own return too: it had
         died or was stopped.
         """
-        pauses = [(outage.died, outage.over) for outage in self.outages()] + self.owner_stops
+        pauses = [(outage.first_death, outage.over) for outage in self.outages()] + self.owner_stops
         undisturbed: list[float] = []
         disturbed: list[float] = []
         for pid, died in deaths:

@@ -46,7 +46,7 @@ class Worker:
                     on_epoch=partial(self._begin_epoch, fence),
                 )
             except (SessionGone, Unavailable):
-                self._tally(Count.ABSENCES)
+                self._tally(Count.CALLS_WITHOUT_OWNER)
             else:
                 self._live_in(harbor, fence)
             self._listen(None, _PAUSE_S)
@@ -60,15 +60,15 @@ class Worker:
             self._tally(Count.LOST_SESSIONS)
             self._channel.send("lost", text=str(gone))
         except Unavailable:
-            self._tally(Count.ABSENCES)
+            self._tally(Count.CALLS_WITHOUT_OWNER)
 
     def _work(self, load: Load) -> None:
         while not self._told_to_leave:
-            self._listen(load, self._chance.uniform(0.0, _MOST_THOUGHT_S))
             try:
+                self._listen(load, self._chance.uniform(0.0, _MOST_THOUGHT_S))
                 load.act()
             except Unavailable:
-                self._tally(Count.ABSENCES)
+                self._tally(Count.CALLS_WITHOUT_OWNER)
                 time.sleep(_PAUSE_S)
         load.release_all()
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from contract.leaks import open_descriptors
@@ -109,3 +110,71 @@ def test_a_descriptor_that_is_not_open_is_the_systems_own_error() -> None:
     with pytest.raises(OSError, match="Bad file descriptor") as raised:
         Mapping.attach(1 << 20, SIZE_BYTES)
     assert raised.value.errno == errno.EBADF
+
+
+def test_another_arena_takes_the_place_of_the_first_under_living_views(arena: HostArena) -> None:
+    """M11: the same array at the same address shows placeholder zeros, then the other arena; the first is let go."""
+    with HostArena.create(SIZE_BYTES, name="kvharbor-second") as second, arena.map() as mapping:
+        with second.map() as writer:
+            writer.buffer[5] = 9
+        view = np.frombuffer(mapping.buffer, np.uint8)
+        address = view.ctypes.data
+        view[5] = 7
+        mapping.vacate()
+        assert view[5] == 0
+        assert not any("kvharbor" in line for line in _lines_at(address))
+        view[5] = 1
+        mapping.replace(second.fd)
+        assert (view[5], view.ctypes.data) == (9, address)
+        assert all("kvharbor-second" in line for line in _lines_at(address))
+        assert "dc" in _flags_at(address)
+        view[6] = 4
+        with second.map() as reader:
+            assert reader.buffer[6] == 4
+        del view
+
+
+def test_an_unfit_arena_takes_nobodys_place(arena: HostArena) -> None:
+    """M6 and M11: what is mapped stays mapped; a closed mapping has no place."""
+    with HostArena.create(SIZE_BYTES // 2, name="kvharbor-short") as short, arena.map() as mapping:
+        mapping.buffer[5] = 7
+        with pytest.raises(ArenaUnfit):
+            mapping.replace(short.fd)
+        assert mapping.buffer[5] == 7
+    for place in (mapping.vacate, lambda: mapping.replace(arena.fd)):
+        with pytest.raises(ArenaClosed):
+            place()
+
+
+def test_a_read_only_mapping_stays_one_in_another_place(arena: HostArena) -> None:
+    """Whether stores are allowed belongs to the mapping."""
+    with HostArena.create(SIZE_BYTES, name="kvharbor-second") as second, arena.map(writable=False) as mapping:
+        address = np.frombuffer(mapping.buffer, np.uint8).ctypes.data
+        mapping.vacate()
+        mapping.replace(second.fd)
+        assert mapping.buffer.readonly
+        assert all(" r--s " in line for line in _lines_at(address))
+
+
+def _lines_at(address: int) -> list[str]:
+    """What /proc/self/maps has at an address."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= address < end:
+            found.append(line)
+    assert found
+    return found
+
+
+def _flags_at(address: int) -> list[str]:
+    """The kernel's flags of the memory at an address; "dc": not copied by a fork."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(
+        number
+        for number, line in enumerate(lines)
+        if line.split()[0].count("-") == 1
+        and not line.split()[0].endswith(":")
+        and int(line.split()[0].split("-")[0], 16) <= address < int(line.split()[0].split("-")[1], 16)
+    )
+    return next(line.split()[1:] for line in lines[start:] if line.startswith("VmFlags:"))

@@ -60,6 +60,18 @@ def test_the_service_tells_what_it_is_without_a_session(harbor: str) -> None:
         assert (found[0].code, found[0].reason) == (grpc.StatusCode.UNAUTHENTICATED, "SESSION_UNKNOWN")
 
 
+def test_every_reply_and_refusal_names_the_epoch(caller: RawCaller, pool_id: str) -> None:
+    """The trailer of a call has it, so that a caller in any language notices another life of the service."""
+    epoch = ("kvharbor-epoch", caller.welcome.epoch)
+    _, answered = caller.cache.Stats.with_call(cache.StatsRequest(pool_id=pool_id), metadata=caller.metadata)
+    assert epoch in answered.trailing_metadata()
+    with pytest.raises(grpc.RpcError) as refusal:
+        caller.call(caller.cache.Stats, cache.StatsRequest(pool_id=f"{pool_id}0"))
+    assert epoch in refusal.value.trailing_metadata()
+    watch = caller.cache.Watch(cache.WatchRequest(pool_id=f"{pool_id}0"), metadata=caller.metadata)
+    assert epoch in watch.trailing_metadata()
+
+
 def test_opening_twice_gives_the_same_pool(caller: RawCaller) -> None:
     """Another size or layout is refused, and every differing field named."""
     layout = small_layout()

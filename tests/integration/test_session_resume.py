@@ -10,7 +10,7 @@ from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, side_pb2
 from kvharbor.v1 import pool_service_pb2 as pools
-from raw_caller import RawCaller, ask, greeted, held_sequence, joining, refused, resuming, tokens
+from raw_caller import RawCaller, ask, greeted, held_sequence, joining, refused, resuming, side_connection, tokens
 from service_process import ServiceProcess
 from session_worker import SessionWorker
 from waiting import until
@@ -257,6 +257,18 @@ def test_members_and_their_leader_resume_each_for_itself(service: ServiceProcess
         idle.close()
         assert ended(caller.side)
         again.close()
+
+
+def test_who_resumes_needs_no_free_place(start_fresh: StartService) -> None:
+    """The number of sessions is limited, and this one has its place already; a new one finds none."""
+    service = start_fresh(max_sessions="1")
+    path = str(service.socket)
+    with RawCaller(path) as caller:
+        service.restart_child()
+        assert ended(caller.side)
+        assert caller.resume().HasField("welcome")
+        with side_connection(path) as late:
+            assert ended(late)
 
 
 def test_numbers_of_sessions_are_not_used_again(service: ServiceProcess) -> None:

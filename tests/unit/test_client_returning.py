@@ -106,6 +106,29 @@ def test_commits_and_releases_go_on_while_the_service_is_away(open_harbor: Conne
     assert service.sequences == {}
 
 
+def test_a_commit_before_a_release_is_told_too(open_harbor: Connect, service: FakeService) -> None:
+    """C11: what was computed while the service was away is published before its sequence is released."""
+    pool = open_harbor(service.target).open_pool("p", LAYOUT)
+    first, second, bare = (pool.allocate(range(40), group="g") for _ in range(3))
+    service.kill()
+    assert first.commit(40).pending
+    assert second.commit(20).pending
+    first.release()
+    assert pool.release(group="g") == 2
+    service.begin()
+    assert pool.stats().sequence_count == 0
+    told = service.wait_until_resumed().sequences
+    assert [(held.sequence.sequence_id, held.sequence.computed_tokens) for held in told] == [
+        (first.id, 40),
+        (second.id, 20),
+    ]
+    assert {item.sequence_id for item in service.calls["Release"][-1].items} == {first.id, second.id}
+    assert bare.ended
+    service.restart()
+    assert pool.stats().sequence_count == 0
+    assert list(service.wait_until_resumed().sequences) == []
+
+
 def test_what_a_resumed_sequence_is_told_with(service: FakeService, pool: Pool) -> None:
     """Namespace, and the extra keys of the tokens that are in no committed block: from allocate and from commits."""
     space = Namespace("v1", "lora", b"salt")

@@ -143,7 +143,12 @@ def test_every_setting_has_a_flag_or_is_a_table() -> None:
 
 def test_the_help_of_every_flag_has_its_default() -> None:
     """Help is written without the settings, so that it comes at once."""
-    unset = {"socket_group": "that of the process", "listen": "none", "anonymous_tenant": "none", "metrics_listen": "none"}
+    unset = {
+        "socket_group": "that of the process",
+        "listen": "none",
+        "anonymous_tenant": "none",
+        "metrics_listen": "none",
+    }
     for name, parameter in inspect.signature(serve).parameters.items():
         if name == "config":
             continue

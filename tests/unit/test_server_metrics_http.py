@@ -57,7 +57,7 @@ def _pages(gate: Gate, *paths: str) -> list[Page]:
 
 def test_liveness_holds_while_readiness_says_why_not() -> None:
     """A probe can tell starting from dead."""
-    gate = Gate()
+    gate = Gate("0123456789ab")
     assert _pages(gate, "/healthz", "/readyz") == [Page(200, "alive\n"), Page(503, "STARTING\n")]
     gate.open()
     assert _pages(gate, "/readyz?verbose") == [Page(200, "ready\n")]
@@ -67,12 +67,12 @@ def test_liveness_holds_while_readiness_says_why_not() -> None:
 
 def test_an_unknown_page_names_those_that_there_are() -> None:
     """Whoever scrapes / by mistake is told."""
-    assert _pages(Gate(), "/") == [Page(404, "there are /healthz, /readyz, /accept, /broken\n")]
+    assert _pages(Gate("0123456789ab"), "/") == [Page(404, "there are /healthz, /readyz, /accept, /broken\n")]
 
 
 def test_a_page_that_fails_tells_nothing_of_the_failure() -> None:
     """The text of an unknown error may hold anything."""
-    assert _pages(Gate(), "/broken") == [Page(500, "internal error; the log of the service has more\n")]
+    assert _pages(Gate("0123456789ab"), "/broken") == [Page(500, "internal error; the log of the service has more\n")]
 
 
 async def _exchange(address: str, request: bytes) -> bytes:
@@ -103,7 +103,7 @@ def test_requests_that_are_none_are_answered_or_cut_off(request_bytes: bytes, an
         assert b"alive" not in found
         assert await asyncio.to_thread(get, address, "/healthz") == Page(200, "alive\n")
 
-    _with_port(Gate(), test)
+    _with_port(Gate("0123456789ab"), test)
 
 
 def test_a_silent_caller_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_silent_caller_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(_: HttpPort, address: str) -> None:
         assert await _exchange(address, b"GET /healthz") == b""
 
-    _with_port(Gate(), test)
+    _with_port(Gate("0123456789ab"), test)
 
 
 def test_callers_beyond_the_limit_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_callers_beyond_the_limit_are_turned_away(monkeypatch: pytest.MonkeyPatc
         for _reader, writer in idle:
             writer.close()
 
-    _with_port(Gate(), test)
+    _with_port(Gate("0123456789ab"), test)
 
 
 def test_closing_frees_the_port_with_callers_connected() -> None:
@@ -142,7 +142,7 @@ def test_closing_frees_the_port_with_callers_connected() -> None:
         assert again == address
         writer.close()
 
-    _with_port(Gate(), test)
+    _with_port(Gate("0123456789ab"), test)
 
 
 def test_the_page_gets_the_header() -> None:
@@ -152,7 +152,7 @@ def test_the_page_gets_the_header() -> None:
         answer = await _exchange(address, b"GET /accept HTTP/1.1\r\naCCept: text/html\r\n\r\n")
         assert answer.endswith(b"\r\n\r\ntext/html\n")
 
-    _with_port(Gate(), test)
+    _with_port(Gate("0123456789ab"), test)
 
 
 def test_a_listener_is_bound_to_either_family() -> None:

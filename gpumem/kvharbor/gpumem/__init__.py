@@ -16,6 +16,7 @@ from kvharbor.gpumem.errors import (
     ReservationCancelled,
     ViewUnavailable,
 )
+from kvharbor.gpumem.holders import LeftMemory, left_memory
 from kvharbor.gpumem.host import HostArena
 from kvharbor.gpumem.layout import BlockOrder, Descriptor, Layout, PlaneSpan, block_count_for, check_plane_count
 from kvharbor.gpumem.mapping import Mapping
@@ -39,6 +40,7 @@ __all__ = [
     "Layout",
     "LayoutInvalid",
     "LayoutMismatch",
+    "LeftMemory",
     "Mapping",
     "MappingInUse",
     "MemoryRoom",
@@ -53,6 +55,7 @@ __all__ = [
     "block_runs",
     "check_plane_count",
     "copy_blocks",
+    "left_memory",
     "memory_room",
     "require_room",
 ]

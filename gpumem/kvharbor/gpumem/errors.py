@@ -22,7 +22,8 @@ class GpumemError(Exception):
 
     def metadata(self) -> dict[str, str]:
         """Returns every value of the message as text, under lowerCamel keys."""
-        return {_lower_camel(name): str(value) for name, value in vars(self).items()}
+        shown = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {_lower_camel(name): str(value) for name, value in shown.items()}
 
 
 class LayoutInvalid(GpumemError):
@@ -148,6 +149,8 @@ class InsufficientMemory(GpumemError):
     """There is no room for the memory asked for; nothing was taken for the refused part."""
 
     reason = "INSUFFICIENT_MEMORY"
+    held_bytes: int
+    held_by: str
 
     def __init__(
         self,
@@ -160,7 +163,20 @@ class InsufficientMemory(GpumemError):
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.limited_by = limited_by
+        self._remedy = remedy
         super().__init__(f"needs {needed_bytes} bytes, {limited_by} leaves {available_bytes} bytes: {remedy}")
+
+    def beside(self, held_bytes: int, held_by: str) -> "InsufficientMemory":
+        """Returns the error that names the processes too that still map so many bytes of an earlier epoch."""
+        remedy = (
+            f"processes {held_by} still map {held_bytes} bytes of an earlier epoch; come again when they have let go, "
+            f"or end them; otherwise {self._remedy}"
+        )
+        refusal = InsufficientMemory(
+            self.needed_bytes, available_bytes=self.available_bytes, limited_by=self.limited_by, remedy=remedy
+        )
+        refusal.held_bytes, refusal.held_by = held_bytes, held_by
+        return refusal
 
 
 class ArenaClosed(GpumemError):

@@ -30,6 +30,7 @@ class CacheServiceStub(object):
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
     and Watch work without one where the service names a tenant for such callers.
+    The trailer of every call, refused ones too, has "kvharbor-epoch".
     Every call may fail with the codes named at PoolService, and with
     POOL_NOT_FOUND, STALE_EPOCH and INVALID_FIELD.
 
@@ -128,6 +129,7 @@ class CacheServiceServicer(object):
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
     and Watch work without one where the service names a tenant for such callers.
+    The trailer of every call, refused ones too, has "kvharbor-epoch".
     Every call may fail with the codes named at PoolService, and with
     POOL_NOT_FOUND, STALE_EPOCH and INVALID_FIELD.
 
@@ -383,6 +385,7 @@ class CacheService(object):
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
     and Watch work without one where the service names a tenant for such callers.
+    The trailer of every call, refused ones too, has "kvharbor-epoch".
     Every call may fail with the codes named at PoolService, and with
     POOL_NOT_FOUND, STALE_EPOCH and INVALID_FIELD.
 

@@ -270,6 +270,7 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
     and Watch work without one where the service names a tenant for such callers.
+    The trailer of every call, refused ones too, has "kvharbor-epoch".
     Every call may fail with the codes named at PoolService, and with
     POOL_NOT_FOUND, STALE_EPOCH and INVALID_FIELD.
 
@@ -583,6 +584,7 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
     and Watch work without one where the service names a tenant for such callers.
+    The trailer of every call, refused ones too, has "kvharbor-epoch".
     Every call may fail with the codes named at PoolService, and with
     POOL_NOT_FOUND, STALE_EPOCH and INVALID_FIELD.
 

@@ -80,7 +80,7 @@ async def assembled(
     """Runs the parts while the context lasts; takes over the side socket's `listener`."""
     paths = socket_paths(settings.socket)
     version = metadata.version("kvharbor")
-    gate = Gate()
+    gate = Gate(life.epoch)
     pools = Pools(settings, life, supervised, clock=offset_clock(life.clock_offset_s), crash=crash)
     sessions = Sessions(supervised, end_in_pool, crash)
     sessions.restore()

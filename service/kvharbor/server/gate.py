@@ -19,15 +19,20 @@ from kvharbor.server.status import CODES, REFUSALS, abort
 log = structlog.get_logger(__name__)
 
 SESSION_METADATA = "kvharbor-session"
+EPOCH_METADATA = "kvharbor-epoch"
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
 
 class Gate:
-    """Refuses calls before the service is ready and while it drains; counts those under way, and times all."""
+    """Refuses calls before the service is ready and while it drains; counts those under way, and times all.
 
-    def __init__(self) -> None:
+    `reply_metadata` goes with every reply and refusal, as the trailer of its call.
+    """
+
+    def __init__(self, epoch: str) -> None:
+        self.reply_metadata = ((EPOCH_METADATA, epoch),)
         self.refusal: ServerError | None = Starting()
         self.call_count = 0
         self.stream_count = 0
@@ -124,6 +129,7 @@ def answered(method: Callable[[S, Q, Context], Awaitable[R]]) -> Call[S, Q, R]:
     @functools.wraps(method)
     async def call(servicer: S, request: Q, context: Context) -> R:
         gate = servicer.gate
+        context.set_trailing_metadata(gate.reply_metadata)
         began_at = time.perf_counter()
 
         def count(code: str) -> None:
@@ -160,6 +166,7 @@ def streamed(method: Callable[[S, Q, Context], AsyncIterator[R]]) -> Stream[S, Q
     @functools.wraps(method)
     async def call(servicer: S, request: Q, context: Context) -> AsyncIterator[R]:
         gate = servicer.gate
+        context.set_trailing_metadata(gate.reply_metadata)
         gate.stream_count += 1
         try:
             if gate.refusal is not None:

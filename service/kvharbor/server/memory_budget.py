@@ -1,19 +1,24 @@
 """How much memory all pools together may have."""
 
-from kvharbor.gpumem import memory_room
+from kvharbor.gpumem import left_memory, memory_room
 from kvharbor.server.errors import StartupError
 from kvharbor.server.settings import Settings
 from kvharbor.server.sizes import Share
 
 
 def memory_budget_bytes(settings: Settings) -> int:
-    """Returns what the setting `memory` comes to here and now; raises StartupError if there is not so much."""
+    """Returns what the setting `memory` comes to here and now; raises StartupError if there is not so much.
+
+    What workers still map of an earlier epoch counts as there: they let go of it when they find this one, and until
+    then a pool that does not fit beside it is refused.
+    """
     room = memory_room()
+    available_bytes = room.available_bytes + left_memory().held_bytes
     if isinstance(settings.memory, Share):
-        return settings.memory.of(room.available_bytes)
-    if settings.memory > room.available_bytes:
+        return settings.memory.of(available_bytes)
+    if settings.memory > available_bytes:
         raise StartupError(
-            f"setting memory: needs {settings.memory} bytes, have {room.available_bytes} "
+            f"setting memory: needs {settings.memory} bytes, have {available_bytes} "
             f"(limited by {room.limited_by}): set less, or raise the limit"
         )
     return settings.memory

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from kvharbor.gpumem import Descriptor, HostArena, require_room
+from kvharbor.gpumem import Descriptor, HostArena, InsufficientMemory, left_memory, require_room
 from kvharbor.gpumem import Mapping as ArenaMapping
 from kvharbor.pool import Ledger, Pool, PoolConfig, ledger_bytes
 
@@ -25,7 +25,18 @@ class PoolMemory:
 
     @classmethod
     def reserved(cls, config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> Self:
-        """Makes and reserves both; blocks for as long as the kernel takes to zero them."""
+        """Makes and reserves both; blocks for as long as the kernel takes to zero them.
+
+        InsufficientMemory names the processes that still map memory of an earlier epoch, where there are some.
+        """
+        try:
+            return cls._reserved(config, descriptor, name, cancelled)
+        except InsufficientMemory as refusal:
+            left = left_memory()
+            raise (refusal.beside(left.held_bytes, left.held_by) if left.pids else refusal) from None
+
+    @classmethod
+    def _reserved(cls, config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> Self:
         needed_bytes = ledger_bytes(config)
         # Little beside real blocks; beside blocks of a few bytes it is what runs the host out of memory.
         require_room(descriptor.block_count * OWN_BYTES_A_BLOCK + needed_bytes)

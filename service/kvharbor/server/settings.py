@@ -156,7 +156,7 @@ class Settings(BaseModel):
     max_message_bytes: int = Field(
         default=16 * 2**20, ge=2**20, le=2**30, description="Largest gRPC message; 2^20 tokens need 4 MiB."
     )
-    max_sessions: int = Field(default=1024, ge=1, le=100_000, description="Side sockets open at a time.")
+    max_sessions: int = Field(default=1024, ge=1, le=100_000, description="Processes with a session at a time.")
     grace_s: float = Field(default=5.0, ge=0, le=3600, description="How long calls in flight may take at shutdown.")
     watchdog_s: float = Field(
         default=20.0,

@@ -112,9 +112,9 @@ def rpc_status_of(refusal: Refusal) -> status_pb2.Status:
 
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", refusal: Refusal) -> NoReturn:
-    """Ends the call with the refusal."""
+    """Ends the call with the refusal, behind the trailer that it has."""
     status = rpc_status.to_status(rpc_status_of(refusal))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    await context.abort(status.code, status.details, (*context.trailing_metadata(), *status.trailing_metadata))
 
 
 def _status(refusal: Refusal, values: dict[str, str]) -> status_pb2.Status:

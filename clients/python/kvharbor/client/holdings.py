@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvharbor.client.calls import Call, PoolCalls
 from kvharbor.client.errors import EpochEnded, HarborError, PoolNotFound
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.releases import LiveSequences
@@ -45,6 +46,21 @@ class Telling:
             sequence.lose(cause)
 
 
+def releases(pools: Mapping[str, HeldPool]) -> list[Call[cache.ReleaseResponse]]:
+    """Returns what ends those that were released while the service was away, after they have been told of."""
+    return [
+        PoolCalls(pool.id).release(cache.ReleaseItem(sequence_id=sequence.id) for sequence in pool.sequences.owed)
+        for pool in pools.values()
+        if pool.sequences.owed
+    ]
+
+
+def settle(pools: Mapping[str, HeldPool]) -> None:
+    """Takes in that everything has been told."""
+    for pool in pools.values():
+        pool.sequences.owed.clear()
+
+
 def tellings(pools: Mapping[str, HeldPool], opened_pool_ids: Iterable[str]) -> list[Telling]:
     """Returns what to tell about each pool that the service knows this session to have open.
 
@@ -58,7 +74,7 @@ def tellings(pools: Mapping[str, HeldPool], opened_pool_ids: Iterable[str]) -> l
     return [
         telling
         for pool_id in known
-        for telling in _batches(pool_id, pools[pool_id].sequences.live() if pool_id in pools else [])
+        for telling in _batches(pool_id, pools[pool_id].sequences if pool_id in pools else LiveSequences())
     ]
 
 
@@ -68,6 +84,7 @@ def void(pools: Mapping[str, HeldPool], epoch: str) -> None:
         for sequence in pool.sequences.live():
             message = f"sequence {sequence.id} is of epoch {epoch}, which has ended with all of its KV: start over"
             sequence.end_with(EpochEnded(message, metadata={"sequenceId": sequence.id, "epoch": epoch}))
+        pool.sequences.owed.clear()
 
 
 def rekeyed(pools: dict[str, Any], moves: Mapping[str, str]) -> None:
@@ -78,9 +95,9 @@ def rekeyed(pools: dict[str, Any], moves: Mapping[str, str]) -> None:
         pools[new_id] = pool
 
 
-def _batches(pool_id: str, sequences: list[SequenceState]) -> Iterator[Telling]:
+def _batches(pool_id: str, sequences: LiveSequences) -> Iterator[Telling]:
     # Two objects may stand for one sequence, where an allocate was repeated by its request_id.
-    distinct = {sequence.id: sequence for sequence in sequences}
+    distinct = {sequence.id: sequence for sequence in (*sequences.live(), *sequences.owed)}
     telling = Telling(cache.ResumeRequest(pool_id=pool_id), [])
     size_bytes = 0
     for sequence in distinct.values():

@@ -10,14 +10,24 @@ from kvharbor.v1 import cache_service_pb2 as cache
 
 
 class LiveSequences:
-    """A pool's sequences that somebody here still has, for those that a release by name ends."""
+    """A pool's sequences that somebody here still has: for a release by name, and for `held` [C11].
+
+    `owed` were released while the service was away, and it has still to learn of commits before that.
+    """
 
     def __init__(self) -> None:
         self._sequences: weakref.WeakValueDictionary[int, SequenceState] = weakref.WeakValueDictionary()
+        self.owed: list[SequenceState] = []
 
     def add(self, sequence: SequenceState) -> None:
         """Knows a sequence as long as somebody else does."""
         self._sequences[id(sequence)] = sequence
+
+    def forget(self, sequence: SequenceState) -> None:
+        """Takes in a release while the service is away."""
+        if sequence.untold and not sequence.ended:
+            self.owed.append(sequence)
+        sequence.forget()
 
     def live(self) -> list[SequenceState]:
         """Returns those that have not ended."""

@@ -31,7 +31,7 @@ from kvharbor.client.errors import (
 from kvharbor.client.holdings import HeldPool, Telling
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.options import Options
-from kvharbor.client.side import Session, SideSocket, unforked
+from kvharbor.client.side import Session, SideSocket
 from kvharbor.client.standing import Standing
 from kvharbor.v1 import side_pb2
 
@@ -163,30 +163,40 @@ class Returning:
         """Tells the process behind `side` what is held; False when it has ended on the way."""
         link = self._link
 
-        def snapshot() -> list[Telling]:
+        def snapshot() -> tuple[list[Telling], list[Call[Any]]]:
             link.standing.begin_return()
-            return holdings.tellings(link.pools, session.opened_pool_ids) if session.token else []
+            if not session.token:
+                return [], []
+            return holdings.tellings(link.pools, session.opened_pool_ids), holdings.releases(link.pools)
 
         def arrive() -> None:
+            holdings.settle(link.pools)
             link.side, link.session = side, session
             link.standing.arrive()
 
-        telling_all = link.atomically(snapshot)
-        with self._calling(side, session) as send:
-            for telling in telling_all:
-                try:
-                    reply = send(Call("Resume", telling.request))
-                except PoolNotFound as gone:
-                    link.atomically(lambda telling=telling, gone=gone: telling.refused(gone))  # type: ignore[misc]
-                    continue
-                except SessionLost as ended:
-                    if not side.lost:
-                        raise ended from None
-                    link.atomically(link.standing.leave)
-                    return False
-                link.atomically(lambda telling=telling, reply=reply: telling.told(reply))  # type: ignore[misc]
+        tellings, releases = link.atomically(snapshot)
+        try:
+            with self._calling(side, session) as send:
+                for telling in tellings:
+                    self._tell(telling, send)
+                for call in releases:
+                    send(call)
+        except SessionLost:
+            if not side.lost:
+                raise
+            link.atomically(link.standing.leave)
+            return False
         link.atomically(arrive)
         return True
+
+    def _tell(self, telling: Telling, send: Callable[[Call[Any]], Any]) -> None:
+        try:
+            reply = send(Call("Resume", telling.request))
+        except PoolNotFound as failure:
+            gone = failure
+            self._link.atomically(lambda: telling.refused(gone))
+        else:
+            self._link.atomically(lambda: telling.told(reply))
 
     def _begin_epoch(self, new_epoch: str) -> SideSocket:
         """Lets go of all that is of the old epoch, and returns the side socket of a session in the new one."""
@@ -260,8 +270,7 @@ class Returning:
             method = stubs.unary[call.method]
             while True:
                 try:
-                    with unforked():
-                        return method(call.request, timeout=ATTEMPT_S, metadata=metadata, wait_for_ready=True)
+                    return method(call.request, timeout=ATTEMPT_S, metadata=metadata, wait_for_ready=True)
                 except grpc.RpcError as failure:
                     if side.lost:
                         raise SessionLost("the service's process has ended again") from None
@@ -271,14 +280,9 @@ class Returning:
                 self._stopped.wait(PAUSE_S)
 
         # A channel of its own: it connects at once, and nobody else's calls are on it.
-        with unforked():
-            own = grpc.insecure_channel(address.target, options=channel.OPTIONS)
+        with grpc.insecure_channel(address.target, options=channel.OPTIONS) as own:
             stubs = channel.Stubs(own)
-        try:
             yield send
-        finally:
-            with unforked():
-                own.close()
 
     def _close_all_but(self, kept: SideSocket | None) -> None:
         others = [side for side in self._sides if side is not kept]

@@ -89,7 +89,7 @@ class Sequence(SequenceState):
             return
         call = self._pool.calls.release([cache.ReleaseItem(sequence_id=self.id)])
         try:
-            self._pool.link.run(call, take=self.released, here=self.forget)
+            self._pool.link.run(call, take=self.released, here=lambda: self._pool.sequences.forget(self))
         except (SessionGone, EpochEnded):
             self.forget()
 

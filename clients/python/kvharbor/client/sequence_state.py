@@ -40,7 +40,8 @@ class SequenceState:
     `generations` (uint64) their generations. Both are replaced, never changed in place: a table handed out
     stays what it was. KV may be written at positions [cached_tokens, capacity_tokens).
 
-    `unanswered` is a commit that ended without an answer: the next one has to carry it [C5].
+    `unanswered` is a commit that ended without an answer: the next one has to carry it [C5]. `untold`: the service is
+    away and has still to learn of a commit.
     """
 
     ended = True
@@ -59,6 +60,7 @@ class SequenceState:
         self.tail = tail
         self.ended = False
         self.unanswered: cache.CommitItem | None = None
+        self.untold = False
         self.leaving = False
         self._ended_by: HarborError | None = None
         self._shadows: dict[int, Shadow] = {}
@@ -234,6 +236,7 @@ class SequenceState:
                 f"for {self.capacity_tokens}"
             )
         self._advance(item)
+        self.untold = True
         return CommitResult(self.tail.committed_tokens, pending=True)
 
     def resumed(self, result: cache.ResumeResult) -> None:
@@ -243,7 +246,7 @@ class SequenceState:
         if result.status.code:
             self.end_with(self._lost(refusals.from_item(result.status)))
             return
-        self.unanswered = None
+        self.unanswered, self.untold = None, False
         self.tail.publish(result.committed_tokens)
         switched = set(self._switched)
         self._shadows = {
@@ -270,7 +273,7 @@ class SequenceState:
         self.ended = True
 
     def forget(self) -> None:
-        """Takes in its release while the service is away: what is not told with `held` is released."""
+        """Takes in its end without a word to the service: what is not told with `held` is released."""
         self.ended = True
 
     def leave(self) -> None:

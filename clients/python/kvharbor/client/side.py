@@ -13,7 +13,6 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
@@ -62,7 +61,7 @@ class SideSocket:
         self.forked = False
         self.refused = False
         self._noticed_pools: dict[str, None] = {}
-        with unforked():
+        with _forking:
             self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._noticed = io.FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+")
             _open_sockets.add(self)
@@ -297,16 +296,8 @@ def _close_fd(fd: int | None) -> None:
 
 
 _open_sockets: "weakref.WeakSet[SideSocket]" = weakref.WeakSet()
+# A fork waits for a socket that is just being made: a copy that nobody knows of would keep the session alive.
 _forking = threading.Lock()
-
-
-def unforked() -> AbstractContextManager[object]:
-    """Lets a fork wait until the end of the context: for what must not be copied half made, and is done soon.
-
-    A copy of a socket that nobody knows of would keep the session alive; and gRPC may hang, in the parent, when a
-    thread is in a call of it that the forking one cannot know of.
-    """
-    return _forking
 
 
 def _close_inherited() -> None:

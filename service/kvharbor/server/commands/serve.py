@@ -34,7 +34,7 @@ def serve(
     watch_backlog: Annotated[_Text, _flag("Events kept a pool for watchers.", "4MiB")] = None,
     watch_progress_s: Annotated[_Text, _flag("Seconds after which an idle watch gets progress.", "5")] = None,
     max_message_bytes: Annotated[_Text, _flag("Largest gRPC message.", "16777216")] = None,
-    max_sessions: Annotated[_Text, _flag("Side sockets open at a time.", "1024")] = None,
+    max_sessions: Annotated[_Text, _flag("Processes with a session at a time.", "1024")] = None,
     grace_s: Annotated[_Text, _flag("Seconds that calls in flight have at shutdown.", "5")] = None,
     watchdog_s: Annotated[_Text, _flag("Seconds without a turn after which the process is replaced.", "20")] = None,
     log_level: Annotated[_Text, _flag("debug, info, warning or error.", "info")] = None,

@@ -197,7 +197,7 @@ class Pool(PoolHandle):
         def forgotten() -> int:
             known = self.sequences.named(item)
             for sequence in known:
-                sequence.forget()
+                self.sequences.forget(sequence)
             return len(known)
 
         return await self.link.run(self.calls.release([item]), take=released, here=forgotten)

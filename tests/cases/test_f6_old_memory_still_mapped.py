@@ -1,0 +1,93 @@
+"""Case F6: workers still map the memory of a service that has died, and there is no room for the next one's beside it.
+
+The services run in a small memory cgroup: a memfd's fallocate does not fail beyond its limit, the kernel kills.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.leaks import mapped_arenas
+from integration.client_worker import LAYOUT, WorkerProcess
+from kvharbor.client import EpochEnded, InsufficientMemory, Pool, PoolStats, connect
+from kvharbor.gpumem import left_memory
+from memory_cgroup import Cgroup, memory_cgroup
+from service_process import ServiceProcess
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+MIB = 2**20
+LIMIT_BYTES = 320 * MIB
+POOL_BYTES = 160 * MIB
+BLOCK_COUNT = POOL_BYTES // LAYOUT.block_bytes - LAYOUT.scratch_blocks
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Cgroup]:
+    """Room for one pool beside the service's processes, and not for two."""
+    with memory_cgroup(LIMIT_BYTES) as made:
+        yield made
+
+
+@pytest.fixture
+def start(cgroup: Cgroup, tmp_path: Path) -> Iterator[Callable[[], ServiceProcess]]:
+    """Starts services in the cgroup, one after another at the same socket."""
+    started: list[ServiceProcess] = []
+
+    def start_next() -> ServiceProcess:
+        started.append(ServiceProcess(tmp_path / "kv.sock", f"--memory={POOL_BYTES}B"))
+        cgroup.enter(started[-1].process.pid)
+        started[-1].wait_for("ready")
+        return started[-1]
+
+    yield start_next
+    for service in started:
+        if service.process.returncode is None:
+            service.stop()
+    assert cgroup.kill_count() == 0
+
+
+def test_f6_the_next_service_starts_and_the_worker_lets_go(start: Callable[[], ServiceProcess]) -> None:
+    """F6: the worker finds the new epoch and lets go of the old memory, so that its pool fits; there is one pool."""
+    service = start()
+    with connect(service.target, on_epoch=lambda *_: None) as harbor:
+        pool = harbor.open_pool("p", LAYOUT, POOL_BYTES)
+        view = pool.views.numpy("k", 0)
+        with pool.allocate(range(16)) as held:
+            view[held.slots(0, 16)] = 7.0
+            held.commit(16)
+        service.kill()
+        start()
+        stats = after_epoch(pool)
+        assert (stats.total_bytes, stats.cached_block_count) == (BLOCK_COUNT * LAYOUT.block_bytes, 0)
+        assert not np.any(view)
+        assert left_memory().held_bytes == 0
+        assert len(mapped_arenas()) == 1
+        del view
+
+
+def test_f6_a_worker_that_never_lets_go_is_named(start: Callable[[], ServiceProcess]) -> None:
+    """F6: the refusal says how much is held by which process; when that ends, the pool is made."""
+    service = start()
+    worker = WorkerProcess(service.target, "p", BLOCK_COUNT)
+    worker.allocate("x", range(16))
+    service.kill()
+    with connect(start().target) as harbor:
+        with pytest.raises(InsufficientMemory, match="still map") as refused:
+            harbor.open_pool("p", LAYOUT, POOL_BYTES)
+        metadata = refused.value.metadata
+        assert metadata["heldBy"] == str(worker.process.pid)
+        assert 0 <= int(metadata["heldBytes"]) - POOL_BYTES < LAYOUT.block_bytes
+        assert int(metadata["neededBytes"]) > int(metadata["availableBytes"])
+        worker.kill()
+        assert harbor.open_pool("p", LAYOUT, POOL_BYTES).stats().free_block_count == BLOCK_COUNT
+
+
+def after_epoch(pool: Pool) -> PoolStats:
+    """Asks again after the epoch has ended under the question."""
+    while True:
+        with contextlib.suppress(EpochEnded):
+            return pool.stats()

@@ -1,22 +1,29 @@
 """A1: a digest names a block outside the pool; what matches inside is decided by tokens and parents alone."""
 
+import hashlib
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from calls import allocate, commit, new_pool, present, release, span
 
-from kvharbor.pool import digest, namespaces, tree
+from kvharbor.pool import namespaces, tree
+from kvharbor.pool.digest import DIGEST_BYTES
 
 
 @pytest.fixture(params=[1, 16], ids=["all_equal", "4_bits"])
 def digest_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Cuts every digest down, so that collisions are certain."""
+    """Cuts every digest down to a few values, so that collisions are certain."""
     count: int = request.param
 
-    def cut(parent: bytes, content: bytes) -> bytes:
-        return bytes([digest.block_digest(parent, content)[0] % count])
+    class Cut:
+        def __init__(self, hashed: bytes) -> None:
+            self._value = hashlib.sha256(hashed).digest()[0] % count
 
-    monkeypatch.setattr(tree, "block_digest", cut)
+        def digest(self) -> bytes:
+            return bytes([self._value]) * DIGEST_BYTES
+
+    monkeypatch.setattr(tree, "hashlib", SimpleNamespace(sha256=Cut))
     monkeypatch.setattr(namespaces, "namespace_digest", lambda *_: b"n")
     return count
 

@@ -25,10 +25,10 @@ def main() -> int:
         run.go()
     good = run.report.judge()
     run.report.write(asked.report)
+    log = asked.report.with_suffix(".log")
+    log.write_text(run.owner.log)
     run.report.show()
     if not good:
-        log = asked.report.with_suffix(".log")
-        log.write_text(run.owner.log)
         sys.stderr.write(f"chaos of seed {asked.seed} found faults; the service's log is in {log}\n")
     return 0 if good else 1
 

@@ -17,6 +17,7 @@ from chaos.stamps import BLOCK_TOKENS, LAYOUT
 from chaos.universe import POOL, POOL_BYTES
 from kvharbor.client import (
     BlocksStored,
+    Full,
     Harbor,
     HarborError,
     PinNotFound,
@@ -145,12 +146,12 @@ def _counts(stats: PoolStats) -> Answer:
 
 
 def _patiently(action: Callable[[], T]) -> T:
-    """Repeats what fails because the service is away."""
+    """Repeats what fails because the service is away, or has no room now."""
     deadline = time.monotonic() + _DEADLINE_S
     while True:
         try:
             return action()
-        except Unavailable:
+        except (Unavailable, Full):
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_S)

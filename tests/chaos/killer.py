@@ -35,9 +35,10 @@ class Killer:
         if strike.target is Target.WORKER:
             self._strike_worker(strike)
             return
-        if not strike.impatient or strike.means in _OF_A_SERVICE or strike.target is Target.SUPERVISOR:
+        if strike.rest_s is not None or strike.means in _OF_A_SERVICE or strike.target is Target.SUPERVISOR:
             self.await_service()
             self.check()
+            self._reactor.run_for(max(0.0, self._times.returns[-1] + (strike.rest_s or 0.0) - time.monotonic()))
         if strike.target is Target.OWNER:
             self._strike_owner(strike)
         else:

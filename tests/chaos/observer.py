@@ -71,6 +71,7 @@ class Observer:
         if life != self._life:
             self._life = life
             self._harness.send("served", at=at, epoch=info.epoch)
+            self._sessions.reconnect()
         for pool in stats.pools:
             self._check_sum(pool)
             self._evicted.see(pool.counters.evicted_block_count)

@@ -54,6 +54,8 @@ class Report:
     recovery_samples: int = 0
     recovery_p50_s: float | None = None
     recovery_p99_s: float | None = None
+    recovery_standby_p50_s: float | None = None
+    recovery_standby_p99_s: float | None = None
     outage_p99_s: float | None = None
     cold_start_p99_s: float | None = None
     rss_growth_bytes: int = 0

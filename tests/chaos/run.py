@@ -12,7 +12,7 @@ from chaos.owner import Owner
 from chaos.points.marks import MARKS
 from chaos.reactor import Reactor
 from chaos.report import Report
-from chaos.schedule import Size, strikes
+from chaos.schedule import STANDBY_S, Size, strikes
 from chaos.times import Times, quantile
 from chaos.witness import Witnesses
 
@@ -105,6 +105,7 @@ class Run:
         undisturbed, disturbed = self._times.reclaims(self._crowd.deaths)
         warm_outages = [outage for outage in self._times.outages() if not outage.cold]
         recoveries = [outage.over - outage.last_death for outage in warm_outages]
+        with_standby = [outage.over - outage.last_death for outage in warm_outages if outage.up_s >= STANDBY_S]
         outages = [outage.over - outage.first_death for outage in warm_outages]
         cold_starts = [outage.over - outage.last_death for outage in self._times.outages() if outage.cold]
         report.worker_kills = self._crowd.kills
@@ -119,6 +120,8 @@ class Run:
         report.reclaim_across_restart_p99_s = quantile(disturbed, 0.99)
         report.reclaim_resolution_s = PERIOD_S
         report.recovery_p50_s, report.recovery_p99_s = quantile(recoveries, 0.5), quantile(recoveries, 0.99)
+        report.recovery_standby_p50_s = quantile(with_standby, 0.5)
+        report.recovery_standby_p99_s = quantile(with_standby, 0.99)
         report.outage_p99_s = quantile(outages, 0.99)
         report.cold_start_p99_s = quantile(cold_starts, 0.99)
 

@@ -40,7 +40,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One blow, `after_s` after the one before. `impatient`: the owner need not be back from the last one."""
+    """One blow, `after_s` after the one before.
+
+    The owner is struck when it has been back from the last one for `rest_s`; None: whether it is back or not.
+    """
 
     after_s: float
     target: Target
@@ -49,7 +52,7 @@ class Strike:
     stop_s: float
     mark: str
     passes: int
-    impatient: bool
+    rest_s: float | None
 
 
 _MEANS = {
@@ -63,6 +66,9 @@ _UPGRADES_A_KILL = 0.05
 _MOST_PASSES = 6
 _STOPS_S = (0.05, 0.3, 1.0)
 LONGEST_STOP_S = max(_STOPS_S)
+STANDBY_S = 2.5
+"""After so long the process that would take over has been made."""
+_RESTS_S = (None, 0.0, 0.0, STANDBY_S, STANDBY_S)
 
 
 def strikes(size: Size, seed: int, marks: Sequence[str]) -> list[Strike]:
@@ -89,7 +95,7 @@ def strikes(size: Size, seed: int, marks: Sequence[str]) -> list[Strike]:
             stop_s=chance.choice(_STOPS_S),
             mark=chance.choice(marks) if means is Means.MARK else "",
             passes=chance.randrange(_MOST_PASSES),
-            impatient=chance.random() < 0.2,
+            rest_s=chance.choice(_RESTS_S),
         )
         for target, means in blows
     ]

@@ -24,6 +24,12 @@ class Sessions:
         self._channel: grpc.Channel | None = None
         self._listed: dict[str, list[int]] = {}
 
+    def reconnect(self) -> None:
+        """Has the next call go on with the session first: the service's process is another one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
     def vanished(self) -> list[tuple[str, list[int]]]:
         """Returns the sessions that were listed by the last call and are not any more, with their processes."""
         sessions = self._list().sessions
@@ -40,8 +46,7 @@ class Sessions:
         try:
             reply: pools.ListSessionsResponse = stub.ListSessions(_PAGE, metadata=metadata, timeout=_DEADLINE_S)
         except grpc.RpcError:
-            self._channel.close()
-            self._channel = None
+            self.reconnect()
             raise
         return reply
 

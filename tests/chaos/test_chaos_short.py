@@ -30,8 +30,9 @@ def run_chaos(report: Path, **numbers: int) -> dict[str, Any]:
 
 def test_nothing_is_wrong_leaked_or_lost_while_workers_and_the_owner_are_killed(tmp_path: Path) -> None:
     """G1, G2, G3, G5, G6, G7: at random instants and at marked points."""
-    figures = run_chaos(tmp_path / "chaos.json", worker_kills=40, owner_kills=10, workers=4, seed=7)
-    assert (figures["worker_kills"], figures["owner_kills"]) >= (40, 10)
+    figures = run_chaos(tmp_path / "chaos.json", worker_kills=24, owner_kills=6, workers=4, seed=7)
+    assert figures["worker_kills"] >= 24
+    assert figures["owner_kills"] >= 6
     exercised = ("hits_verified", "tails_verified", "evicted_blocks", "forks", "adoptions", "invariants_checked")
     assert all(figures[name] > 0 for name in exercised), figures
     assert figures["marked_kills"]
@@ -41,6 +42,6 @@ def test_nothing_is_wrong_leaked_or_lost_while_workers_and_the_owner_are_killed(
 
 def test_a_killed_supervisor_is_a_cold_start_and_nothing_is_wrong(tmp_path: Path) -> None:
     """Workers go on in the new epoch, and verify every byte there."""
-    figures = run_chaos(tmp_path / "chaos.json", worker_kills=6, owner_kills=2, supervisor_kills=2, workers=3, seed=8)
-    assert figures["supervisor_kills"] == 2
+    figures = run_chaos(tmp_path / "chaos.json", worker_kills=4, owner_kills=0, supervisor_kills=1, workers=3, seed=8)
+    assert figures["supervisor_kills"] == 1
     assert figures["new_epochs"] > 0

@@ -13,7 +13,10 @@ def times() -> Times:
 
 def test_an_outage_lasts_from_the_first_death_to_the_first_answer() -> None:
     """A death before the answer belongs to the same outage; a new epoch is a cold start."""
-    assert times().outages() == [Outage(1.0, 1.25, 2.0, cold=False), Outage(5.0, 5.0, 6.0, cold=True)]
+    assert times().outages() == [
+        Outage(0.5, 1.0, 1.25, 2.0, cold=False),
+        Outage(3.0, 5.0, 5.0, 6.0, cold=True),
+    ]
     assert times().serves()
     assert not Times(owner_deaths=[1.0], returns=[0.5], epochs=["a"]).serves()
 

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 class Outage:
     """A time without an answer, from the first death of the service's process to the first answer after it.
 
-    `last_death`: the process may have died again before it answered. `cold`: the answer is of a new epoch.
+    `up_s`: how long there had been answers before. `last_death`: the process may have died again before it
+    answered. `cold`: the answer is of a new epoch.
     """
+
+    up_s: float
 
     first_death: float
     last_death: float
@@ -55,7 +58,13 @@ class Times:
         for died in self.owner_deaths:
             deaths_by_return.setdefault(bisect.bisect(self.returns, died), []).append(died)
         return [
-            Outage(deaths[0], deaths[-1], self.returns[place], self.epochs[place] != self.epochs[place - 1])
+            Outage(
+                deaths[0] - self.returns[place - 1],
+                deaths[0],
+                deaths[-1],
+                self.returns[place],
+                self.epochs[place] != self.epochs[place - 1],
+            )
             for place, deaths in deaths_by_return.items()
             if 0 < place < len(self.returns)
         ]

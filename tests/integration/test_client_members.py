@@ -81,7 +81,7 @@ def test_the_loss_of_a_member_is_the_loss_of_the_session(service: ServiceProcess
         rank.kill()
         rank.join()
         pipe.close()
-        service.wait_for("session ended")
+        service.wait_for("session lost")
         assert isinstance(next(failures(pool.stats)), SessionLost)
         held.release()
 

@@ -58,17 +58,78 @@ def serve(pool):
     with pool.allocate(range(40)) as sequence:
         print("serving", flush=True)
         sys.stdin.readline()
-        return sequence.commit(40).committed_tokens
+        while (done := sequence.commit(40)).pending:
+            pass
+        return done.committed_tokens
 
 print(run_worker("restarted", Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16), serve))
 """
+
+
+STEPS = """
+import sys
+from kvharbor.gpumem import DataType, Layout
+
+def step(pool, sequence, tokens):
+    end = min(sequence.computed_tokens + 16, len(tokens))
+    print("at", end, flush=True)
+    if sys.stdin.readline() == "until lost\\n":
+        while not sequence.ended:
+            pass
+    pool.views.numpy("k", 0)[sequence.table] = 1
+    return end
+
+layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
+serve("stepping", layout, [list(range(40))], step)
+"""
+
+
+def test_the_worker_goes_on_through_a_restart_and_into_the_next_epoch(start_fresh: StartService) -> None:
+    """The process is killed in one step, the whole service in the next: the request begins again only for that."""
+    service = start_fresh()
+    worker = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", f"{EXAMPLES[2]}{STEPS}"],
+        env={"KVHARBOR_SOCKET": service.target, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "at 16\n"
+        service.restart_child()
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "at 32\n"
+        service.kill()
+        start_fresh(socket=service.socket)
+        said, _ = worker.communicate("until lost\n\n\n\n", timeout=30)
+    assert worker.returncode == 0
+    # Who is first, the thread that has been waiting for the lock or the commit, is nobody's to say.
+    assert sorted(line.split()[0] for line in said.splitlines()[:2]) == ["again:", "epoch"]
+    assert said.splitlines()[2:] == ["at 16", "at 32", "at 40"]
+
+
+def test_ranks_of_an_engine_map_what_the_leader_has_opened(shared_service: ServiceProcess) -> None:
+    """As the example says it; the process that runs it stands for both."""
+    example = f"""{EXAMPLES[4]}
+from kvharbor.gpumem import DataType, Layout
+
+layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
+with connect() as leader:
+    pool = leader.open_pool("ranks", layout, size="1MiB")
+    pool.views.numpy("k", 0)[3] = 5
+    rank_process(leader.join_token, pool.id, 1, lambda views: print((views.numpy("k", 0)[3] == 5).all()))
+"""
+    assert run(example, shared_service.target) == "True\n"
 
 
 def test_the_worker_goes_on_after_a_restart_of_the_service(start_fresh: StartService) -> None:
     """Killed under a request, gone for a while and started again: the worker connects and computes it anew."""
     service = start_fresh()
     worker = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", f"{EXAMPLES[2]}{RESTARTED}"],
+        [sys.executable, "-W", "error", "-c", f"{EXAMPLES[3]}{RESTARTED}"],
         env={"KVHARBOR_SOCKET": service.target, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -91,7 +152,7 @@ def test_the_worker_goes_on_after_a_restart_of_the_service(start_fresh: StartSer
 
 def test_the_warm_worker_makes_an_ordered_prefix_whole(shared_service: ServiceProcess) -> None:
     """It computes what is missing, commits it and ends when there is no more to do."""
-    example = f"""{EXAMPLES[3]}
+    example = f"""{EXAMPLES[5]}
 from kvharbor.gpumem import DataType, Layout
 
 layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)

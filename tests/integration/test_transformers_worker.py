@@ -136,9 +136,9 @@ def test_decoding_calls_the_service_by_block_and_not_by_token(pool: Pool, model:
     calls: Counter[str] = Counter()
     run = pool.link.run
 
-    def counted(call: Any, *rest: Any) -> Any:
+    def counted(call: Any, *rest: Any, **options: Any) -> Any:
         calls[call.method] += 1
-        return run(call, *rest)
+        return run(call, *rest, **options)
 
     worker = Worker(model, pool)
     with pytest.MonkeyPatch.context() as patch:

@@ -17,10 +17,13 @@ from kvharbor.v1 import errors_pb2, side_pb2, types_pb2
 # Made by the client itself; the service knows nothing of them.
 LOCAL_REASONS = {
     "DEADLINE_EXCEEDED",
+    "EPOCH_ENDED",
     "HARBOR_CLOSED",
     "MESSAGE_TOO_LARGE",
     "SEQUENCE_ENDED",
     "SEQUENCE_IN_DOUBT",
+    "SEQUENCE_LOST",
+    "SERVICE_AWAY",
     "SERVICE_UNREACHABLE",
 }
 

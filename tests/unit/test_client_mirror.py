@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,25 @@ import pytest
 from google.protobuf.message import Message
 
 from kvharbor import client
-from kvharbor.client import aio, calls, channel, descriptors, results
+from kvharbor.client import (
+    Draining,
+    PoolNotFound,
+    ResumeRequired,
+    ServiceUnreachable,
+    Starting,
+    aio,
+    calls,
+    channel,
+    descriptors,
+    results,
+    returning,
+)
+from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.gpumem import BlockOrder, DataType, Layout
 from kvharbor.v1 import cache_service_pb2, pool_service_pb2, types_pb2
 
 CLIENT = Path(client.__file__).parent
+POOL_CALLS = PoolCalls("e.1")
 
 
 def public_methods(kind: type) -> dict[str, Any]:
@@ -64,16 +79,50 @@ def test_every_unary_method_of_the_api_is_called_by_someone() -> None:
         pool_service_pb2.DESCRIPTOR.services_by_name["PoolService"],
     )
     methods = {method.name for service in services for method in service.methods if not method.server_streaming}
-    made = set(re.findall(r'Call\(\s*"(\w+)"', inspect.getsource(calls)))
+    source = inspect.getsource(calls) + inspect.getsource(returning)
+    made = set(re.findall(r'[Cc]all\(\s*"(\w+)"', source))
     assert {"DescribePool"} == methods - made
 
 
-@pytest.mark.parametrize("method", ["Commit", "Extend", "Handoff", "Adopt", "Warmup", "Unwarm", "Evict"])
-def test_a_call_that_is_not_idempotent_is_never_repeated(method: str) -> None:
-    """C8: the channel's retry policy names none of these."""
-    config = dict(channel.OPTIONS)["grpc.service_config"]
-    assert f'"{method}"' not in config
-    assert '"Allocate"' in config
+def warmup(**fields: Any) -> calls.Call[Any]:
+    return POOL_CALLS.warmup([1], namespace=NO_NAMESPACE, extra_keys=(), ttl_s=None, name="w", **fields)
+
+
+ALL_CALLS: dict[str, Callable[[], calls.Call[Any]]] = {
+    "allocate": lambda: POOL_CALLS.allocate([1], namespace=NO_NAMESPACE, extra_keys=(), request_id=None, wait_s=0),
+    "adopt": lambda: POOL_CALLS.adopt("t", request_id=None, group=""),
+    "fork": lambda: POOL_CALLS.fork("e.1.1.1", 1, reserve_tokens=0, group=""),
+    "commit": lambda: POOL_CALLS.commit([]),
+    "extend": lambda: POOL_CALLS.extend([]),
+    "handoff": lambda: POOL_CALLS.handoff(cache_service_pb2.CommitItem()),
+    "release": lambda: POOL_CALLS.release([]),
+    "warmup_present": lambda: POOL_CALLS.warmup(
+        [1], namespace=NO_NAMESPACE, extra_keys=(), ttl_s=None, name="w", fill=3
+    ),
+    "warmup": lambda: POOL_CALLS.warmup([1], namespace=NO_NAMESPACE, extra_keys=(), ttl_s=None, name="w"),
+    "unwarm": lambda: POOL_CALLS.unwarm("w"),
+    "evict_block": lambda: POOL_CALLS.evict_block(1, 1),
+    "evict_unheld": POOL_CALLS.evict_unheld,
+    "stats": POOL_CALLS.stats,
+}
+
+
+@pytest.mark.parametrize("name", ALL_CALLS)
+def test_only_what_may_be_repeated_is(name: str) -> None:
+    """C8: an answer may be lost on its way, so a call is sent again only if it does no more than one would."""
+    repeated = channel.Tries(ALL_CALLS[name](), has_side=True).again(ServiceUnreachable("gone"))
+    assert repeated == (name not in {"warmup", "unwarm", "evict_block", "evict_unheld"})
+
+
+@pytest.mark.parametrize("has_side", [True, False])
+def test_what_was_refused_at_the_door_is_repeated_where_a_side_socket_tells_of_the_end(has_side: bool) -> None:
+    """C8: nothing was done; without a side socket nobody knows whether waiting helps."""
+    for refusal in (ResumeRequired("r"), Draining("d"), Starting("s")):
+        assert channel.Tries(POOL_CALLS.unwarm("w"), has_side=has_side).again(refusal) is has_side
+    tries = channel.Tries(POOL_CALLS.stats(), has_side=has_side)
+    tried = [tries.again(ServiceUnreachable("gone")) for _ in range(6)]
+    assert tried == [True] * 6 if has_side else [True] * 3 + [False] * 3
+    assert not channel.Tries(POOL_CALLS.stats(), has_side=has_side).again(PoolNotFound("p"))
 
 
 @pytest.mark.parametrize("data_type", DataType)

@@ -11,6 +11,7 @@ from kvharbor.client import (
     Commit,
     CommitResult,
     DeadlineExceeded,
+    ExtraKey,
     InvalidField,
     PoolExhausted,
     SequenceEnded,
@@ -20,9 +21,10 @@ from kvharbor.client import (
     StaleGeneration,
     sequence_state,
 )
-from kvharbor.client.batches import CommitBatch, ExtendBatch
+from kvharbor.client.batches import CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import PoolCalls
 from kvharbor.client.sequence_state import SequenceState
+from kvharbor.client.tail import Tail
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, types_pb2
 
@@ -48,11 +50,12 @@ def state(computed_tokens: int = 16, token_count: int = 40) -> SequenceState:
         request_id="r",
         group="g",
     )
-    return SequenceState(message, 16)
+    tail = Tail(16, bytearray(4 * (token_count - 16)), [], types_pb2.NamespaceKey())
+    return SequenceState(message, 16, tail)
 
 
 def commit(sequence: SequenceState, result: cache.CommitResult, *fields: Any) -> Any:
-    batch = CommitBatch(CALLS, [Commit(sequence, *fields)])
+    batch = CommitBatch.of(CALLS, [Commit(sequence, *fields)])
     return batch.outcomes(cache.CommitResponse(results=[result]))[0]
 
 
@@ -117,7 +120,7 @@ def test_an_extend_appends_what_was_added() -> None:
     before = sequence.table
     batch = ExtendBatch(CALLS, [(sequence, 20)])
     assert batch.call.request == cache.ExtendRequest(
-        pool_id="e.1", items=[cache.ExtendItem(sequence_id="e.1.2.3", capacity_tokens=68)]
+        pool_id="e.1", items=[cache.ExtendItem(sequence_id="e.1.2.3", capacity_tokens=68, known_block_count=3)]
     )
     result = cache.ExtendResult(added=block_table((11, 1), (12, 1)), capacity_tokens=80)
     assert batch.outcomes(cache.ExtendResponse(results=[result])) == [None]
@@ -166,23 +169,48 @@ def test_shadows_are_remembered_until_they_are_switched_and_reported_once() -> N
 @pytest.mark.parametrize(
     "failure", [DeadlineExceeded("no answer"), ServiceBug("broken"), asyncio.CancelledError(), KeyboardInterrupt()]
 )
-def test_a_call_without_an_answer_leaves_its_sequence_in_doubt(failure: BaseException) -> None:
-    """C5: it is refused until it is released, as a repeated commit could append its tokens twice."""
+def test_a_commit_without_an_answer_is_to_be_carried_by_the_next(failure: BaseException) -> None:
+    """C5: cursors have not moved; a commit that carries more is sent in two, and one that contradicts it is refused."""
     sequence = state()
-    with pytest.raises(type(failure)), doubting([sequence]):
+    batch = CommitBatch.of(CALLS, [Commit(sequence, 40, [5, 6])])
+    with pytest.raises(type(failure)), batch.answered():
         raise failure
+    assert (sequence.computed_tokens, sequence.token_count) == (16, 40)
     with pytest.raises(SequenceInDoubt):
-        sequence.commit_item(40, ())
+        sequence.require_usable()
+    sequence.slots(0, 16)
+    for other in ((40, [5]), (40, [6, 5]), (40, [])):
+        with pytest.raises(SequenceInDoubt, match="does not begin with its tokens"):
+            Repeats(CALLS, [Commit(sequence, *other)])
+    assert Repeats(CALLS, [Commit(sequence, 40, [5, 6])]).batch is None
+    repeats = Repeats(CALLS, [Commit(sequence, 43, [5, 6, 7])])
+    assert repeats.batch is not None
+    assert repeats.batch.call.request == batch.call.request
+    repeats.batch.outcomes(cache.CommitResponse(results=[cache.CommitResult(committed_tokens=32)]))
+    ((_, computed_tokens, rest, _),) = repeats.rest()
+    assert (computed_tokens, rest, sequence.token_count) == (43, array("I", [7]).tobytes(), 42)
+
+
+def test_extra_keys_of_an_unanswered_commit_are_carried_too() -> None:
+    """They belong to its tokens."""
+    sequence = state()
+    keys = [ExtraKey(40, b"a"), ExtraKey(41, b"b")]
+    batch = CommitBatch.of(CALLS, [Commit(sequence, 16, [5], keys[:1])])
+    with pytest.raises(DeadlineExceeded), batch.answered():
+        raise DeadlineExceeded("no answer")
     with pytest.raises(SequenceInDoubt):
-        sequence.extend_item(1)
-    with pytest.raises(SequenceInDoubt):
-        sequence.slots(0, 16)
+        Repeats(CALLS, [Commit(sequence, 16, [5, 6], keys[1:])])
+    repeats = Repeats(CALLS, [Commit(sequence, 16, [5, 6], keys)])
+    assert repeats.batch is not None
+    repeats.batch.outcomes(cache.CommitResponse(results=[cache.CommitResult(committed_tokens=16)]))
+    assert repeats.rest()[0].extra_keys == keys[1:]
+    assert [key.value for key in sequence.tail.extra_keys] == [b"a"]
 
 
 def test_a_refusal_leaves_no_doubt() -> None:
     """The service has said that nothing was changed."""
     sequence = state()
-    with pytest.raises(PoolExhausted), doubting([sequence]):
+    with pytest.raises(PoolExhausted), CommitBatch.of(CALLS, [Commit(sequence, 40)]).answered():
         raise PoolExhausted("full")
     sequence.require_usable()
 

@@ -18,6 +18,7 @@ from kvharbor.client import (
     SessionLost,
     SessionRequired,
 )
+from kvharbor.client.options import Options
 from kvharbor.client.side import SideSocket
 from kvharbor.v1 import errors_pb2, side_pb2, types_pb2
 
@@ -63,7 +64,7 @@ def read_request(connection: socket.socket) -> side_pb2.SideRequest:
 
 
 def open_side(path: str, timeout_s: float = 5.0) -> SideSocket:
-    side, _ = SideSocket.open(path, client_name="w", timeout_s=timeout_s)
+    side, _ = SideSocket.open(path, Options(client_name="w").hello(), timeout_s=timeout_s)
     return side
 
 
@@ -76,7 +77,7 @@ def test_the_hello_says_who_the_client_is(peer: Peer) -> None:
         connection.sendall(frame(WELCOME))
         connection.recv(1)
 
-    side, session = SideSocket.open(peer(serve), client_name="w", timeout_s=5.0)
+    side, session = SideSocket.open(peer(serve), Options(client_name="w").hello(), timeout_s=5.0)
     assert (session.session_id, session.token, session.epoch, session.tenant) == ("s1", "secret", "e1", "uid-1")
     assert (requests[0].hello.client_name, list(requests[0].hello.api_versions)) == ("w", ["v1"])
     assert requests[0].hello.client_version.startswith("kvharbor-python")
@@ -127,8 +128,8 @@ def test_notices_between_answers_are_kept_for_those_who_ask(peer: Peer) -> None:
         connection.sendall(notice("c"))
         connection.recv(1)
 
-    side, session = SideSocket.open(peer(serve), client_name="w", timeout_s=5.0, accepts_warm_tasks=True)
-    assert (hellos[0].hello.accepts_warm_tasks, session.accepts_warm_tasks) == (True, True)
+    side, _ = SideSocket.open(peer(serve), Options(accepts_warm_tasks=True).hello(), timeout_s=5.0)
+    assert hellos[0].hello.accepts_warm_tasks
     descriptor, fd = side.attach("p")
     assert descriptor.pool_id == "p"
     os.write(fd, b"x")
@@ -269,6 +270,48 @@ def test_the_end_of_the_service_is_seen_on_the_socket(peer: Peer) -> None:
     assert side.lost
     side.close()
     assert side.lost
+
+
+def test_waiting_for_the_end_ends_with_it(peer: Peer) -> None:
+    """Whoever ends it, and although a notice is there that nobody reads."""
+    end = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(frame(WELCOME) + notice("a"))
+        end.wait(10)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+    side = open_side(peer(serve))
+    waiting = threading.Thread(target=side.wait_for_end)
+    waiting.start()
+    assert waiting.is_alive()
+    end.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    side.end()
+    side.wait_for_end()
+    side.close()
+    side.wait_for_end()
+
+
+def test_a_patient_hello_waits_longer_than_its_time(peer: Peer) -> None:
+    """The process that is to answer is not there yet; the end of the socket ends the wait."""
+    welcomed = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        welcomed.wait(10)
+        connection.sendall(frame(WELCOME))
+        read_request(connection)
+
+    side = SideSocket.connect(peer(serve), timeout_s=0.05)
+    threading.Timer(0.1, welcomed.set).start()
+    assert side.hello(Options().hello(), patient=True).session_id == "s1"
+    with pytest.raises(SessionLost):
+        side.hello(Options().hello(), patient=True)
+    side.close()
 
 
 def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from kvharbor.client.address import Address
 from kvharbor.client.aio.link import Link as AioLink
 from kvharbor.client.calls import NO_NAMESPACE, Call, PoolCalls
 from kvharbor.client.link import Link
+from kvharbor.client.options import Options
 from kvharbor.v1 import cache_service_pb2 as cache
 
 DEADLINE_S = 10
@@ -96,7 +97,7 @@ def undone_ids(stub: Silent) -> tuple[list[str], list[str]]:
 def test_a_call_out_of_time_is_taken_back(silent: tuple[Silent, Address], name: str) -> None:
     """C4: by the request_id that the client made for it, before the error reaches the caller."""
     stub, address = silent
-    link = Link(address, client_name="", timeout_s=0.05)
+    link = Link(address, Options(timeout_s=0.05))
     with pytest.raises(DeadlineExceeded):
         link.run(CALLS_TO_UNDO[name]())
     taken, released = undone_ids(stub)
@@ -114,7 +115,7 @@ def test_an_asyncio_call_out_of_time_or_cancelled_is_taken_back(
     stub, address = silent
 
     async def body() -> None:
-        link = await AioLink.open(address, client_name="", timeout_s=0.05 if end == "deadline" else DEADLINE_S)
+        link = await AioLink.open(address, Options(timeout_s=0.05 if end == "deadline" else DEADLINE_S))
         call = asyncio.create_task(link.run(CALLS_TO_UNDO[name]()))
         if end == "cancelled":
             await asyncio.to_thread(_wait_until_taken, stub)
@@ -133,9 +134,9 @@ def _wait_until_taken(stub: Silent) -> None:
 
 
 def test_a_call_that_takes_nothing_is_not_undone(silent: tuple[Silent, Address]) -> None:
-    """A commit that is out of time is in doubt instead [C5]."""
+    """A commit that is out of time is repeated instead [C5]."""
     stub, address = silent
-    link = Link(address, client_name="", timeout_s=0.05)
+    link = Link(address, Options(timeout_s=0.05))
     with pytest.raises(DeadlineExceeded):
         link.run(CALLS.commit([cache.CommitItem(sequence_id="e.1.2.3")]))
     link.close()

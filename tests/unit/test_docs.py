@@ -13,7 +13,13 @@ from kvharbor.v1 import errors_pb2
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]
+    for page in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("*/*/README.md"),
+        *ROOT.glob("clients/python/kvharbor/*/README.md"),
+    ]
     if ".venv" not in page.parts and "build" not in page.parts
 )
 

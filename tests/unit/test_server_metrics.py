@@ -29,7 +29,7 @@ def page() -> Scrape:
     """Returns the page of a service with one pool, in which a bit of everything has happened."""
 
     async def made() -> str:
-        life, keeper, gate = Life.begun(2**20), Unkept(), Gate()
+        life, keeper, gate = Life.begun(2**20), Unkept(), Gate("0123456789ab")
         life.restarts = {"killed": 2}
         gate.timings.add("Allocate", "OK", 0.003)
         lag = Histogram()

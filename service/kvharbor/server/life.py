@@ -37,7 +37,11 @@ class Life:
     def kept(cls, keeper: Keeper) -> Self | None:
         """Returns the life that a process before this one has served, if there is one."""
         kept = keeper.kept.get(_NAME)
-        return None if kept is None else cls(**kept.meta)
+        if kept is None:
+            return None
+        # By a process of another version, perhaps: what that one did not know begins now, what this one does not ends.
+        known = {each.name for each in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in kept.meta.items() if name in known})
 
     @property
     def restart_count(self) -> int:

@@ -143,9 +143,10 @@ class Supervisor:
 
     def _ready(self, child: Offspring) -> None:
         child.ready_at = time.monotonic()
-        self._has_served = True
         self._notifier.ready(child.pid)
-        asyncio.get_running_loop().call_later(STANDBY_PAUSE_S, self._prepare)
+        # After a first death the next one may be near.
+        asyncio.get_running_loop().call_later(0.0 if self._has_served else STANDBY_PAUSE_S, self._prepare)
+        self._has_served = True
 
     def _prepare(self) -> None:
         """Has the next child wait, all imported: what a restart takes is then what the recovery takes."""

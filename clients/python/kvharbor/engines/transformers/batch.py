@@ -3,12 +3,12 @@
 import time
 from collections import deque
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvharbor.client import Namespace, Pool, PoolExhausted, RequestTooLarge
+from kvharbor.client import EpochEnded, Namespace, Pool, PoolExhausted, RequestTooLarge, SequenceLost
 from kvharbor.engines.transformers.forward import PoolModel
 from kvharbor.engines.transformers.stream import Stream
 
@@ -32,12 +32,22 @@ class Batch:
 
     Prompts enter one after another, each when the one before has committed its own, so that a common
     beginning is computed once even when they arrive together. When the pool is full the newest stream gives
-    its blocks back and waits; the oldest always goes on.
+    its blocks back and waits; the oldest always goes on. A stream whose sequence is lost, alone or with all that was
+    in the pool, begins again with the tokens it has [E9]. `at_work` is entered while the pool's memory is touched.
     """
 
-    def __init__(self, model: PoolModel, pool: Pool, *, admission: Admission, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PoolModel,
+        pool: Pool,
+        *,
+        admission: Admission,
+        chunk_tokens: int,
+        at_work: AbstractContextManager[object],
+    ) -> None:
         self._model = model
         self._pool = pool
+        self._at_work = at_work
         self._admission = admission
         self._block_tokens = pool.block_tokens
         self._chunk_tokens = chunk_tokens
@@ -53,11 +63,20 @@ class Batch:
         self._waiting.extend(streams)
         try:
             while self._waiting or self._running:
-                self._admit()
-                self._make_room()
-                self._step()
+                try:
+                    self._admit()
+                    self._make_room()
+                    self._step()
+                except (EpochEnded, SequenceLost):
+                    self._begin_again()
         finally:
             self._stop_all()
+
+    def _begin_again(self) -> None:
+        lost = [stream for stream in self._running if stream.sequence.ended]
+        self._running = [stream for stream in self._running if not stream.sequence.ended]
+        self._waiting.extendleft(stream for stream in reversed(lost) if stream.lose())
+        self._full = False
 
     def _admit(self) -> None:
         in_prompt = any(stream.pending_tokens > 1 for stream in self._running)
@@ -108,7 +127,11 @@ class Batch:
             return
         running = list(self._running)
         rows = [stream.next_row(self._chunk_tokens) for stream in running]
-        for stream, row, logits in zip(running, rows, self._model.logits(rows), strict=True):
+        with self._at_work:
+            for stream in running:
+                stream.sequence.require_held()
+            step = self._model.logits(rows)
+        for stream, row, logits in zip(running, rows, step, strict=True):
             self._advance(stream, row.end, logits)
 
     def _advance(self, stream: Stream, computed_tokens: int, logits: Tensor) -> None:
@@ -124,11 +147,11 @@ class Batch:
 
     def _fork(self, stream: Stream, logits: Tensor) -> None:
         forks, stream.forks = stream.forks, []
-        # What is committed is shared; only the tail of the prompt is copied.
-        stream.commit()
         try:
+            # What is committed is shared; only the tail of the prompt is copied.
+            stream.commit()
             children = stream.sequence.fork(len(forks))
-        except (PoolExhausted, RequestTooLarge):
+        except (PoolExhausted, RequestTooLarge, EpochEnded, SequenceLost):
             # They can still be answered one after another: each finds the prompt in the pool.
             self._waiting.extendleft(reversed(forks))
             return

@@ -106,6 +106,11 @@ class Stream:
             self.commit()
         self.stop()
 
+    def lose(self) -> bool:
+        """Takes in that the sequence is gone; returns whether there is still something to compute."""
+        self.sequence, self.computed_tokens = None, 0
+        return not self.finished
+
     def stop(self) -> None:
         """Releases the sequence, if there is one; committed blocks stay cached for others."""
         sequence, self.sequence, self.computed_tokens = self.sequence, None, 0
@@ -118,6 +123,11 @@ class LeavingStream(Stream):
     """A stream that hands its sequence to another session when it is finished."""
 
     handoff_token: str = ""
+
+    def lose(self) -> bool:
+        """Takes in that the sequence is gone; as it is to be handed over, it is computed again in any case."""
+        del self.token_ids[len(self.question.prompt) :]
+        return Stream.lose(self)
 
     def finish(self, block_tokens: int) -> None:
         """Commits and gives the sequence away, partial tail included."""

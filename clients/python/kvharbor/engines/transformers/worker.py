@@ -1,5 +1,6 @@
 """The worker: prompts in, answers out, and every prefix that the pool already holds left alone."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,6 +63,9 @@ class Worker:
     of the model's generation settings). `computing` chooses how the model reads the blocks. The worker holds
     views of the pool: drop it before the pool's mapping closes.
 
+    It goes on when the service's process is replaced, and in a new epoch when `on_epoch` is called by the `on_epoch`
+    of the harbor's `connect` [E9].
+
     Raises LayoutMismatch when the pool was opened for another model, AttentionUnsupported when the model
     cannot run over views. Reads all weights once, to know that they are those of the pool.
     """
@@ -86,6 +90,14 @@ class Worker:
         self._vocabulary_size = int(model.config.vocab_size)
         self._position_count = int(getattr(model.config, "max_position_embeddings", 2**31))
         self._model = computing(model, pool.views)
+        self._at_work = threading.Lock()
+
+    def on_epoch(self, old_epoch: str, new_epoch: str) -> None:
+        """Returns when the worker touches the pool's memory no more; what is under way then begins again."""
+        del old_epoch, new_epoch
+        # A step checks, under this lock, that its sequences are still held, and by now they are not.
+        with self._at_work:
+            pass
 
     def generate(
         self,
@@ -173,7 +185,9 @@ class Worker:
             first = done = sequence.computed_tokens
             while done < len(token_ids):
                 row = Row(sequence.table, done, token_ids[done : done + self._chunk_tokens])
-                self._model.logits([row])
+                with self._at_work:
+                    sequence.require_held()
+                    self._model.logits([row])
                 done = row.end
                 sequence.commit(done)
                 sequence.switch_shadows()
@@ -196,7 +210,9 @@ class Worker:
         return Question(prompt, key, max_new_tokens, self._stop_token_ids, choose)
 
     def _run(self, streams: Sequence[Stream], admission: Admission) -> None:
-        batch = Batch(self._model, self._pool, admission=admission, chunk_tokens=self._chunk_tokens)
+        batch = Batch(
+            self._model, self._pool, admission=admission, chunk_tokens=self._chunk_tokens, at_work=self._at_work
+        )
         with self._model.attending():
             batch.run(streams)
 

@@ -170,6 +170,22 @@ def test_a_warm_prefix_goes_on_being_filled(open_harbor: Connect, service: Servi
     pool.unwarm("system")
 
 
+def test_calls_that_are_not_sent_twice_to_a_process_go_to_the_next(
+    open_harbor: Connect, service: ServiceProcess
+) -> None:
+    """C8: a warm-up under way when the process dies is made by the next, and nothing is left of the first."""
+    pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(16))
+    for _ in range(2):
+        service.kill_child()
+        sequence = pool.warmup(range(16), "w", ttl_s=600).sequence
+        if sequence is not None:
+            sequence.commit(16)
+            sequence.release()
+        assert (pool.stats().sequence_count, pool.stats().warm_block_count) == (0, 1)
+        service.restart_child()
+        pool.unwarm("w")
+
+
 def test_a_session_that_accepts_warm_tasks_still_does(service: ServiceProcess) -> None:
     """It says so again, and waits through the process's absence."""
     with connect(service.target, accepts_warm_tasks=True) as engine, connect(service.target) as operator:

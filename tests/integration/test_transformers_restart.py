@@ -1,7 +1,7 @@
 """A worker of transformers goes on when the service's process, or all of the service, is killed while it generates."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

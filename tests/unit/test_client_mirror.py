@@ -110,19 +110,21 @@ ALL_CALLS: dict[str, Callable[[], calls.Call[Any]]] = {
 @pytest.mark.parametrize("name", ALL_CALLS)
 def test_only_what_may_be_repeated_is(name: str) -> None:
     """C8: an answer may be lost on its way, so a call is sent again only if it does no more than one would."""
-    repeated = channel.Tries(ALL_CALLS[name](), has_side=True).again(ServiceUnreachable("gone"))
-    assert repeated == (name not in {"warmup", "unwarm", "evict_block", "evict_unheld"})
+    call, lost = ALL_CALLS[name](), ServiceUnreachable("gone")
+    to_same, to_next = (channel.Tries(call, has_side=True).again(lost, to_another=other) for other in (False, True))
+    assert to_same == (name not in {"warmup", "unwarm", "evict_block", "evict_unheld"})
+    assert to_next == (name not in {"unwarm", "evict_block", "evict_unheld"})
 
 
 @pytest.mark.parametrize("has_side", [True, False])
 def test_what_was_refused_at_the_door_is_repeated_where_a_side_socket_tells_of_the_end(has_side: bool) -> None:
     """C8: nothing was done; without a side socket nobody knows whether waiting helps."""
     for refusal in (ResumeRequired("r"), Draining("d"), Starting("s")):
-        assert channel.Tries(POOL_CALLS.unwarm("w"), has_side=has_side).again(refusal) is has_side
+        assert channel.Tries(POOL_CALLS.unwarm("w"), has_side=has_side).again(refusal, to_another=False) is has_side
     tries = channel.Tries(POOL_CALLS.stats(), has_side=has_side)
-    tried = [tries.again(ServiceUnreachable("gone")) for _ in range(6)]
+    tried = [tries.again(ServiceUnreachable("gone"), to_another=False) for _ in range(6)]
     assert tried == [True] * 6 if has_side else [True] * 3 + [False] * 3
-    assert not channel.Tries(POOL_CALLS.stats(), has_side=has_side).again(PoolNotFound("p"))
+    assert not channel.Tries(POOL_CALLS.stats(), has_side=has_side).again(PoolNotFound("p"), to_another=True)
 
 
 @pytest.mark.parametrize("data_type", DataType)

@@ -116,7 +116,7 @@ def test_an_asyncio_call_out_of_time_or_cancelled_is_taken_back(
 
     async def body() -> None:
         link = await AioLink.open(address, Options(timeout_s=0.05 if end == "deadline" else DEADLINE_S))
-        call = asyncio.create_task(link.run(CALLS_TO_UNDO[name]()))
+        call: asyncio.Task[Any] = asyncio.create_task(link.run(CALLS_TO_UNDO[name]()))
         if end == "cancelled":
             await asyncio.to_thread(_wait_until_taken, stub)
             call.cancel()

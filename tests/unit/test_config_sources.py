@@ -54,7 +54,7 @@ def test_an_unknown_key_in_the_environment_is_refused_with_the_nearest_one() -> 
 
 def test_an_unknown_key_in_a_table_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     """Tables of pools are as strict as the settings around them."""
-    with pytest.raises(StartupError, match="pools.main has the unknown setting 'siz'; did you mean 'size'"):
+    with pytest.raises(StartupError, match=r"pools\.main has the unknown setting 'siz'; did you mean 'size'"):
         load_settings({}, {}, written(tmp_path, '[pools.main]\nsiz = "1GiB"\n'))
 
 

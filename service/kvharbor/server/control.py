@@ -4,12 +4,14 @@ import array
 import json
 import os
 import socket
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
 
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_FDS = 64
 _BUFFER_BYTES = 4 * 2**20
+
+T = TypeVar("T")
 
 
 class Channel:
@@ -56,13 +58,10 @@ class Channel:
 
         Raises BlockingIOError where there is none and `flags` has MSG_DONTWAIT, OSError when descriptors were lost.
         """
-        try:
-            data, ancillary, found, _ = self._connection.recvmsg(
-                MAX_MESSAGE_BYTES, socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize), flags | socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError:
-            # It died with messages of ours unread.
-            return None
+        room = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
+        data, ancillary, found, _ = _past_reset(
+            lambda: self._connection.recvmsg(MAX_MESSAGE_BYTES, room, flags | socket.MSG_CMSG_CLOEXEC)
+        )
         fds = array.array("i")
         for _, _, rights in ancillary:
             fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
@@ -74,8 +73,19 @@ class Channel:
 
     def skip(self) -> None:
         """Takes off the next message, which was looked at with MSG_PEEK."""
-        self._connection.recv(1)
+        _past_reset(lambda: self._connection.recv(1))
 
     def close(self) -> None:
         """Closes this end."""
         self._connection.close()
+
+
+def _past_reset(receive: Callable[[], T]) -> T:
+    """Receives from an end whose other one may have died with messages of ours unread.
+
+    That is told once, and before what it had sent itself.
+    """
+    try:
+        return receive()
+    except ConnectionResetError:
+        return receive()

@@ -27,9 +27,12 @@ class Keeper(Protocol):
     def kept(self) -> Mapping[str, Kept]:
         """All that is kept, by name, in the order in which the names came up.
 
-        The descriptors are those that a process before this one has kept. They stay open until dropped or replaced;
-        duplicate to own one.
+        The descriptors are those that a process before this one has kept. They stay open until dropped, replaced or
+        handed over; duplicate to own one.
         """
+
+    def hand_over(self, name: str) -> tuple[int, ...]:
+        """Returns the descriptors under a name; they are the caller's now, and kept as before."""
 
     def keep(self, name: str, meta: dict[str, Any], fds: Iterable[int] = ()) -> None:
         """Keeps `meta` and duplicates of `fds`. A name known already gets the new meta, and the new fds if any."""
@@ -80,6 +83,10 @@ class Unkept(Store):
     def keep(self, name: str, meta: dict[str, Any], fds: Iterable[int] = ()) -> None:
         """As Keeper says."""
         self.take(name, meta, tuple(os.dup(fd) for fd in fds))
+
+    def hand_over(self, name: str) -> tuple[int, ...]:
+        """As Keeper says."""
+        return tuple(os.dup(fd) for fd in self.kept[name].fds)
 
 
 def _close(fds: tuple[int, ...]) -> None:

@@ -1,11 +1,9 @@
 """Sessions as the keeper has them: facts that JSON holds, and the descriptors that prove their processes."""
 
-import os
 import socket
-from collections.abc import Mapping
 from typing import Any
 
-from kvharbor.server.keeper import Keeper, Kept
+from kvharbor.server.keeper import Keeper
 from kvharbor.server.members import Member, Mode
 from kvharbor.server.peer import Peer
 from kvharbor.server.session import Session, State
@@ -48,7 +46,7 @@ def drop_session(keeper: Keeper, session: Session) -> None:
 
 
 def restored_sessions(keeper: Keeper) -> list[Session]:
-    """Returns the sessions that an earlier process has kept, each to resume; their descriptors are duplicates.
+    """Returns the sessions that an earlier process has kept, each to resume, and takes over their descriptors.
 
     Members without their session were being made or dropped when that process ended: nobody knows of them.
     """
@@ -59,12 +57,12 @@ def restored_sessions(keeper: Keeper) -> list[Session]:
             ranks[int(number)].append(int(rank))
         else:
             keeper.drop(f"member/{number}/{rank}")
-    return [_session(keeper.kept, number, sorted(its)) for number, its in sorted(ranks.items())]
+    return [_session(keeper, number, sorted(its)) for number, its in sorted(ranks.items())]
 
 
-def _session(kept: Mapping[str, Kept], number: int, ranks: list[int]) -> Session:
-    meta = kept[f"session/{number}"].meta
-    members = [_member(rank, kept[f"member/{number}/{rank}"]) for rank in ranks]
+def _session(keeper: Keeper, number: int, ranks: list[int]) -> Session:
+    meta = keeper.kept[f"session/{number}"].meta
+    members = [_member(keeper, f"member/{number}/{rank}", rank) for rank in ranks]
     return Session(
         number=number,
         token=meta["token"],
@@ -81,11 +79,11 @@ def _session(kept: Mapping[str, Kept], number: int, ranks: list[int]) -> Session
     )
 
 
-def _member(rank: int, entry: Kept) -> Member:
-    meta = entry.meta
-    pidfd, *sockets = (os.dup(fd) for fd in entry.fds)
+def _member(keeper: Keeper, name: str, rank: int) -> Member:
+    meta = keeper.kept[name].meta
+    pidfd, *sockets = keeper.hand_over(name)
     connections = [socket.socket(fileno=fd) for fd in sockets]
     for connection in connections:
         connection.setblocking(False)
     peer = Peer(meta["pid"], meta["uid"], meta["tenant"], meta["administrator"])
-    return Member(rank, Mode(meta["mode"]), peer, meta["token"], pidfd, connections)
+    return Member(rank, Mode(meta["mode"]), peer, meta["token"], pidfd, connections, is_awaited=True)

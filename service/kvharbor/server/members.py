@@ -16,6 +16,8 @@ from kvharbor.server.peer import Peer
 log = structlog.get_logger(__name__)
 
 LEADER_RANK: Final = 0
+MAX_SOCKETS: Final = 32
+"""Side sockets of one member at a time: all of them are kept, in one message."""
 
 
 class Mode(enum.Enum):
@@ -31,7 +33,8 @@ class Member:
 
     `sockets` are its side sockets that are open in some process, the newest last; the tasks that read them close
     them. `pidfd` belongs to the member. `gone` is set once nothing of it can touch a block any more, at `gone_at` by
-    the event loop's clock; minus infinity where the session has asserted it.
+    the event loop's clock; minus infinity where the session has asserted it. `is_awaited`: it has been with the process
+    before this one, and has not come back yet.
     """
 
     rank: int
@@ -43,6 +46,7 @@ class Member:
     exited: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     gone_at: float = -math.inf
+    is_awaited: bool = False
 
     def is_quiet(self) -> bool:
         """Tells whether every copy of its sockets is closed and the process has exited [S24].

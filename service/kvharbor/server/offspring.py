@@ -116,6 +116,10 @@ class Offspring:
         if len(self._unsent) == 1:
             self._flush()
 
+    def _retry(self) -> None:
+        if not self.ended.done():
+            self._flush()
+
     def _flush(self) -> None:
         """Sends as much as there is room for: a child that does not read must not hold up its supervisor."""
         loop = asyncio.get_running_loop()
@@ -129,4 +133,8 @@ class Offspring:
         except (BrokenPipeError, ConnectionResetError):
             # It has died; who waits for it will hear.
             self._unsent.clear()
+        except OSError as failure:
+            # Descriptors under way are bounded too.
+            log.error("cannot hand over what is kept", pid=self.pid, error=failure.strerror)
+            loop.call_later(_RETRY_S, self._retry)
         loop.remove_writer(self._channel.fileno())

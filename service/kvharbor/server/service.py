@@ -1,6 +1,7 @@
 """The life of one service process: it takes up what is kept or begins anew, serves, and leaves."""
 
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -32,6 +33,11 @@ def serve(loaded: LoadedSettings, supervised: Supervised, listener: socket.socke
             runner.run(_serve(loaded, life, supervised, listener))
     except StartupError:
         raise
+    except OSError as failure:
+        if failure.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            crash(failure)
+        # Nothing is broken, and what is kept must not be taken for it.
+        raise StartupError(f"the system has no room for the service: {failure.strerror}; raise its limits") from None
     except Exception as failure:
         crash(failure)
 

@@ -14,7 +14,8 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
     """Takes an ended session out of a pool; returns the sequences released.
 
     Its calls under way end first. What it had not committed waits in quarantine until no process of it can write;
-    what it read stays held until none can read. A session that has nothing waits for nothing.
+    what it read stays held until none can read. A session that has nothing waits for nothing, but one that has not
+    resumed may read anything that the recovery holds.
     """
     served, number = opened.served, session.number
     pool, owner, grace_s = served.pool, served.owner, served.arena.grace_s
@@ -25,7 +26,7 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
         log.info("blocks quarantined", session=number, pool=served.pool_id, block_count=held.private_block_count)
         await until_gone(session.writers, grace_s)
         await owner.run(opened.turns, lambda: pool.writers_quiet(number))
-    if held.sequence_count:
+    if held.sequence_count or not opened.resumed:
         await until_gone(session.members, grace_s)
     released_count = await owner.run(opened.turns, lambda: pool.session_quiet(number))
     served.sessions.discard(session)

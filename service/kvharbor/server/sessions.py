@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from kvharbor.pool.errors import InvalidField
 from kvharbor.server.errors import PeerUnproven, RankTaken, SessionNotFound, SessionUnknown
 from kvharbor.server.keeper import Keeper
 from kvharbor.server.kept_sessions import drop_session, keep_member, keep_session, restored_sessions
-from kvharbor.server.members import LEADER_RANK, Member, Mode
+from kvharbor.server.members import LEADER_RANK, MAX_SOCKETS, Member, Mode
 from kvharbor.server.peer import Peer, is_same_process
 from kvharbor.server.quiet import QuietWatch
 from kvharbor.server.session import Session, State
@@ -52,7 +53,7 @@ class Sessions:
     @property
     def member_count(self) -> int:
         """Processes of all sessions. Those still to resume do not count: they come back as connections."""
-        return sum(len(each.members) for each in self._by_number.values() if each.state is not State.RESUMING)
+        return sum(not member.is_awaited for each in self._by_number.values() for member in each.members)
 
     def all(self) -> list[Session]:
         """Returns every session, the ended ones too of which something is left, in order of number."""
@@ -76,10 +77,12 @@ class Sessions:
         self, peer: Peer, pidfd: int, connection: socket.socket, *, client_name: str, client_version: str
     ) -> tuple[Session, Member]:
         """Makes a session with the process that has said hello as its leader, and duplicates its pidfd."""
+        # First of all: it fails where descriptors are out, and then there is no session yet.
+        own_pidfd = os.dup(pidfd)
         number = self._numbers.take(self._by_number)
         session = Session(number, _secret(), peer, client_name, client_version, join_token=_secret())
         self._by_number[number] = self._by_token[session.token] = session
-        leader = Member(LEADER_RANK, Mode.READ_WRITE, peer, session.token, os.dup(pidfd), [connection])
+        leader = Member(LEADER_RANK, Mode.READ_WRITE, peer, session.token, own_pidfd, [connection])
         self._admit(session, leader)
         # After its leader: a session without one means nothing to a later process.
         keep_session(self._keeper, session)
@@ -108,14 +111,22 @@ class Sessions:
         return session, member
 
     def resume(self, token: str, peer: Peer, pidfd: int, connection: socket.socket) -> tuple[Session, Member]:
-        """Gives a member its next side socket; raises SessionUnknown, PeerUnproven for any other process.
+        """Gives a member its next side socket; raises SessionUnknown, InvalidField, PeerUnproven for any other process.
 
         Its older sockets prove its life too, until they end.
         """
         session, member = self._member_of(token)
         if not is_same_process((member.pidfd, member.peer.pid), (pidfd, peer.pid)):
             raise PeerUnproven(peer.pid, remedy="resume from the process that has the session, not from a fork of it")
+        if len(member.sockets) >= MAX_SOCKETS:
+            raise InvalidField(
+                field="resume",
+                value=f"on one more side socket than the {len(member.sockets)} that are open",
+                limit=f"on one of at most {MAX_SOCKETS}",
+                remedy="close the older ones, in forked processes too",
+            )
         member.sockets.append(connection)
+        member.is_awaited = False
         keep_member(self._keeper, session, member)
         if member.rank == LEADER_RANK:
             session.state = State.LIVE

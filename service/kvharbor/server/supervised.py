@@ -40,6 +40,12 @@ class Supervised:
         """As Keeper says."""
         return self._inherited.kept
 
+    def hand_over(self, name: str) -> tuple[int, ...]:
+        """As Keeper says; the supervisor has its own."""
+        kept = self._inherited.kept[name]
+        self._inherited.kept[name] = Kept(kept.meta)
+        return kept.fds
+
     def keep(self, name: str, meta: dict[str, Any], fds: Iterable[int] = ()) -> None:
         """As Keeper says."""
         fds = tuple(fds)

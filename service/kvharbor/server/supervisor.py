@@ -92,7 +92,7 @@ class Supervisor:
     async def _serve(self) -> int:
         restarts, after = Restarts(), "supervisor" if self._store.kept else ""
         self._end_streams()
-        while True:
+        while not self._stop_count:
             child = self._current = self._standby or self._spawned()
             self._standby, self._cause = None, None
             if child is None:
@@ -115,7 +115,7 @@ class Supervisor:
                 self._store.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), verdict.pause_s)
-                return 0
+        return 0
 
     def _spawned(self) -> Offspring | None:
         """Returns a new child; None if the system has no room for one now."""
@@ -171,7 +171,7 @@ class Supervisor:
         if self._standby is not None:
             self._standby.kill()
         self._standby = fresh
-        if self._current is not None:
+        if self._current is not None and not self._current.ended.done():
             self._notifier.reloading()
             self._cause = "upgraded"
             self._end(self._current)
@@ -232,8 +232,11 @@ class Supervisor:
         for kept in self._store.kept.values():
             for fd in kept.fds:
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    with socket.socket(fileno=os.dup(fd)) as connection, contextlib.suppress(OSError):
+                    # Not of a duplicate: there may be no room for one.
+                    connection = socket.socket(fileno=fd)
+                    with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_WR)
+                    connection.detach()
 
 
 def _cause(status: int) -> str:

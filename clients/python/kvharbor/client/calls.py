@@ -3,6 +3,7 @@
 Sync and asyncio clients send the same calls, so that what a call means exists once.
 """
 
+import enum
 import functools
 import numbers
 import operator
@@ -40,12 +41,20 @@ _HOLDS = {
 }
 
 
+class Repeat(enum.Enum):
+    """When a call may be sent again [C8]: TO_ANOTHER process of the service, as its sequences end with a process."""
+
+    ALWAYS = enum.auto()
+    TO_ANOTHER = enum.auto()
+    NEVER = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Reply]):
     """One unary call. `wait_s` is time it may take on purpose, beside the timeout.
 
     `undo` makes the call that takes its effect back, for a caller that will never see the reply. `pool` has the
-    present id of the pool that it is for. `once`: to send it again could do more or tell less than the first time.
+    present id of the pool that it is for. `repeat`: whether it may be sent again when its answer is lost.
     """
 
     method: str
@@ -53,7 +62,7 @@ class Call(Generic[Reply]):
     wait_s: float = 0.0
     undo: "Callable[[], Call[cache.ReleaseResponse]] | None" = None
     pool: "PoolCalls | None" = None
-    once: bool = False
+    repeat: Repeat = Repeat.ALWAYS
 
     def addressed(self) -> Message:
         """Returns the request, for the pool as it is known now: a new epoch gives it a new id."""
@@ -174,7 +183,8 @@ class PoolCalls:
             message.ttl.CopyFrom(duration("ttl_s", ttl_s))
         if wait_s:
             message.wait.CopyFrom(duration("wait_s", wait_s))
-        return self._call("Warmup", message, wait_s=wait_s, once="fill" not in fields)
+        repeat = Repeat.ALWAYS if "fill" in fields else Repeat.TO_ANOTHER
+        return self._call("Warmup", message, wait_s=wait_s, repeat=repeat)
 
     def claim_warm_task(self) -> Call[cache.ClaimWarmTaskResponse]:
         """Takes a prefix to compute."""
@@ -184,7 +194,7 @@ class PoolCalls:
 
     def unwarm(self, name: str) -> Call[cache.UnwarmResponse]:
         """Ends a pin."""
-        return self._call("Unwarm", request(cache.UnwarmRequest, pool_id=self.pool_id, name=name), once=True)
+        return self._call("Unwarm", request(cache.UnwarmRequest, pool_id=self.pool_id, name=name), repeat=Repeat.NEVER)
 
     def fork(self, sequence_id: str, child_count: int, *, reserve_tokens: int, group: str) -> Call[cache.ForkResponse]:
         """Makes children."""
@@ -233,11 +243,11 @@ class PoolCalls:
     def evict_block(self, block_id: int, generation: int) -> Call[cache.EvictResponse]:
         """Removes a cached block and its descendants."""
         block = request(cache.EvictBlock, block_id=block_id, generation=generation)
-        return self._call("Evict", cache.EvictRequest(pool_id=self.pool_id, block=block), once=True)
+        return self._call("Evict", cache.EvictRequest(pool_id=self.pool_id, block=block), repeat=Repeat.NEVER)
 
     def evict_unheld(self) -> Call[cache.EvictResponse]:
         """Removes every cached block that nobody holds."""
-        return self._call("Evict", cache.EvictRequest(pool_id=self.pool_id, all_unheld=True), once=True)
+        return self._call("Evict", cache.EvictRequest(pool_id=self.pool_id, all_unheld=True), repeat=Repeat.NEVER)
 
     def stats(self) -> Call[cache.StatsResponse]:
         """Asks for a snapshot."""

@@ -6,7 +6,7 @@ import grpc
 
 from kvharbor.client import refusals
 from kvharbor.client.address import Address
-from kvharbor.client.calls import Call
+from kvharbor.client.calls import Call, Repeat
 from kvharbor.client.errors import (
     Draining,
     HarborClosed,
@@ -29,6 +29,7 @@ ROOM_PAUSE_S = 0.5
 """Between two claims of a warm task for which the pool has no room."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 """A prompt of 2**20 tokens is 4 MiB, its table at most another one."""
+MAX_NEWS_S = 0.4
 MAX_TRIES = 4
 """Where there is no side socket to tell whether the service is still there."""
 
@@ -79,23 +80,25 @@ class Tries:
     """Decides whether a call that failed is sent again, and after how long [C8]."""
 
     def __init__(self, call: Call[Any], *, has_side: bool) -> None:
-        self._once = call.once
+        self._repeat = call.repeat
         self._has_side = has_side
         self._count = 0
 
-    def again(self, error: HarborError) -> bool:
-        """Whether the call may be sent again after `error`."""
+    def again(self, error: HarborError, *, to_another: bool) -> bool:
+        """Whether the call may be sent again after `error`; `to_another`: to the next process of the service."""
         self._count += 1
         if isinstance(error, ResumeRequired | Draining | Starting):  # refused before anything was done
             return self._has_side
-        if not isinstance(error, ServiceUnreachable) or self._once:
+        if not isinstance(error, ServiceUnreachable) or self._repeat is Repeat.NEVER:
+            return False
+        if self._repeat is Repeat.TO_ANOTHER and not to_another:
             return False
         return self._has_side or self._count < MAX_TRIES
 
     @property
     def pause_s(self) -> float:
-        """How long to wait for news of the service before that."""
-        return float(min(0.05 * 2**self._count, 0.4))
+        """How long to wait for news of the service before deciding: its end is seen a moment after the connection's."""
+        return MAX_NEWS_S if self._repeat is Repeat.TO_ANOTHER else float(min(0.05 * 2**self._count, MAX_NEWS_S))
 
 
 def require_warm_tasks(options: Options) -> None:

@@ -13,8 +13,8 @@ import grpc
 
 from kvharbor.client import answers, channel
 from kvharbor.client.address import Address
-from kvharbor.client.calls import Call
-from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost
+from kvharbor.client.calls import Call, Repeat
+from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost, Unavailable
 from kvharbor.client.options import Options
 from kvharbor.client.results import Progress, WatchEvent
 from kvharbor.client.returning import Returning
@@ -84,9 +84,10 @@ class Link:
                 error = self.error(failure, timeout_s)
                 if isinstance(error, DeadlineExceeded):
                     self._undo(call)
-                if not tries.again(error) or time.monotonic() >= until_s:
+                if isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded):
+                    self._wait_for_news(life, tries.pause_s)
+                if time.monotonic() >= until_s or not tries.again(error, to_another=self.standing.news_since(life)):
                     raise error from None
-                self._wait_for_news(life, tries.pause_s)
                 continue
             with self._changed:
                 if self.standing.life == life:
@@ -189,8 +190,11 @@ class Link:
         return channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s)
 
     def _send(self, call: Call[Reply], timeout_s: float, metadata: Any) -> Any:
+        # What can be sent once only is not sent on a connection that is still to be made anew.
+        patient = call.repeat is not Repeat.ALWAYS and self.side is not None
+        method = self._stubs.unary[call.method]
         try:
-            return self._stubs.unary[call.method](call.addressed(), timeout=max(timeout_s, 0.0), metadata=metadata)
+            return method(call.addressed(), timeout=max(timeout_s, 0.0), metadata=metadata, wait_for_ready=patient)
         except ValueError:
             # What gRPC says when another thread has closed the channel in the meantime.
             self.require_open()
@@ -210,9 +214,7 @@ class Link:
     def _wait_for_news(self, life: int, timeout_s: float) -> None:
         """Waits until the service has gone away since `life`, or for so long."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.standing.life != life or self.standing.state is not State.PRESENT, timeout_s
-            )
+            self._changed.wait_for(lambda: self.standing.news_since(life), timeout_s)
 
     def _undo(self, call: Call[Any]) -> None:
         if call.undo is None:

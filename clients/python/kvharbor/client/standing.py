@@ -75,6 +75,10 @@ class Standing:
             return True
         return self.state in (State.PRESENT, State.ENDED)
 
+    def news_since(self, life: int) -> bool:
+        """Whether the process that was there in `life` is known to have ended."""
+        return self.life != life or self.state is not State.PRESENT
+
     def require(self, epochs: int) -> None:
         """Raises what the harbor has ended by, and EpochEnded for a call that was made when `epochs` was less."""
         if self._ended_by is not None:

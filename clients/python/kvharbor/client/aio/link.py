@@ -13,8 +13,8 @@ import grpc.aio
 
 from kvharbor.client import answers, channel
 from kvharbor.client.address import Address
-from kvharbor.client.calls import Call
-from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost
+from kvharbor.client.calls import Call, Repeat
+from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost, Unavailable
 from kvharbor.client.options import Options
 from kvharbor.client.results import Progress, WatchEvent
 from kvharbor.client.returning import Returning
@@ -100,9 +100,10 @@ class Link:
                 error = self.error(failure, timeout_s)
                 if isinstance(error, DeadlineExceeded):
                     self._undo_later(call)
-                if not tries.again(error) or time.monotonic() >= until_s:
+                if isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded):
+                    await self._wait_for_news(life, tries.pause_s)
+                if time.monotonic() >= until_s or not tries.again(error, to_another=self.standing.news_since(life)):
                     raise error from None
-                await self._wait_for_news(life, tries.pause_s)
                 continue
             except asyncio.CancelledError:
                 self._undo_later(call)
@@ -223,7 +224,10 @@ class Link:
 
     async def _send(self, call: Call[Reply], timeout_s: float) -> Any:
         metadata = channel.session_metadata(self.session)
-        return await self._stubs.unary[call.method](call.addressed(), timeout=max(timeout_s, 0.0), metadata=metadata)
+        # What can be sent once only is not sent on a connection that is still to be made anew.
+        patient = call.repeat is not Repeat.ALWAYS and self.side is not None
+        method = self._stubs.unary[call.method]
+        return await method(call.addressed(), timeout=max(timeout_s, 0.0), metadata=metadata, wait_for_ready=patient)
 
     async def _wait_until_settled(self, epochs: int, until_s: float, *, even_away: bool = False) -> None:
         if not self.standing.settled(even_away=even_away):
@@ -242,7 +246,7 @@ class Link:
         """Waits until the service has gone away since `life`, or for so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._wait_for(lambda: self.standing.life != life or self.standing.state is not State.PRESENT)
+                await self._wait_for(lambda: self.standing.news_since(life))
 
     async def _wait_for(self, done: Callable[[], bool]) -> None:
         while not done():

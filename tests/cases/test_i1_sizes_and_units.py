@@ -1,6 +1,5 @@
 """I1: a pool is as large as the operator wrote, or there is an error."""
 
-import time
 from pathlib import Path
 
 import grpc
@@ -10,7 +9,7 @@ from conftest import StartService
 from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import types_pb2
 from raw_caller import RawCaller, Refused, refused, small_layout
-from service_process import ServiceProcess
+from service_process import failed_start
 
 BLOCK_BYTES = 2_097_152
 MOST_START_S = 2.0
@@ -31,15 +30,9 @@ def open_refused(caller: RawCaller, layout: types_pb2.Layout, size_bytes: int, n
     return found[0]
 
 
-def failed_start(tmp_path: Path, *flags: str, environment: dict[str, str] | None = None) -> str:
-    """Starts a service that cannot start; returns its one line, after all else has been checked."""
-    began_at = time.monotonic()
-    service = ServiceProcess(tmp_path / "kv.sock", *flags, environment=environment)
-    status = service.wait()
-    assert (status, time.monotonic() - began_at < MOST_START_S) == (2, True)
-    assert service.files() == []
-    (line,) = service.lines
-    return line
+def refused_start(tmp_path: Path, *flags: str, environment: dict[str, str] | None = None) -> str:
+    """Starts a service that cannot start; returns its one line."""
+    return failed_start(tmp_path / "kv.sock", *flags, within_s=MOST_START_S, environment=environment)
 
 
 @pytest.mark.slow
@@ -77,7 +70,7 @@ def test_sizes_in_a_file_make_exactly_the_blocks_they_hold(start_fresh: StartSer
 )
 def test_a_size_that_is_none_or_too_much_is_an_error(tmp_path: Path, size: str, named: str) -> None:
     """I1: bytes need their unit, nothing is no pool, and what is available is named before any of it is touched."""
-    assert named in failed_start(tmp_path, f"--memory={size}")
+    assert named in refused_start(tmp_path, f"--memory={size}")
 
 
 @pytest.mark.slow
@@ -85,8 +78,8 @@ def test_an_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
     """I1: in the file and in the environment; a flag is refused by the command line."""
     file = tmp_path / "kvharbor.toml"
     file.write_text('pool_byte = "1GiB"\n')
-    assert "'pool_byte'; did you mean 'pools'?" in failed_start(tmp_path, f"--config={file}")
-    assert "'KVHARBOR_MEMORYS'; did you mean 'KVHARBOR_MEMORY'?" in failed_start(
+    assert "'pool_byte'; did you mean 'pools'?" in refused_start(tmp_path, f"--config={file}")
+    assert "'KVHARBOR_MEMORYS'; did you mean 'KVHARBOR_MEMORY'?" in refused_start(
         tmp_path, environment={"KVHARBOR_MEMORYS": "1GiB"}
     )
 

@@ -1,7 +1,6 @@
 """I2: a taken port is an error, never shared."""
 
 import socket
-import time
 from pathlib import Path
 
 import grpc
@@ -10,7 +9,7 @@ import pytest
 from conftest import StartService
 from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import pool_service_pb2_grpc as rpc
-from service_process import ServiceProcess
+from service_process import failed_start
 
 pytestmark = pytest.mark.slow
 MOST_START_S = 3.0
@@ -18,12 +17,7 @@ MOST_START_S = 3.0
 
 def refused_at(tmp_path: Path, address: str) -> str:
     """Starts a service that finds its address taken; returns its one line."""
-    began_at = time.monotonic()
-    service = ServiceProcess(tmp_path / "second.sock", "--memory=1MiB", f"--listen={address}")
-    assert (service.wait(), time.monotonic() - began_at < MOST_START_S) == (2, True)
-    assert service.files() == []
-    (line,) = service.lines
-    return line
+    return failed_start(tmp_path / "second.sock", "--memory=1MiB", f"--listen={address}", within_s=MOST_START_S)
 
 
 def test_a_second_service_at_the_same_address_does_not_start(start_fresh: StartService, tmp_path: Path) -> None:

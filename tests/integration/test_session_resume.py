@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from conftest import StartService
+from kvharbor.server.members import MAX_SOCKETS
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, side_pb2
 from kvharbor.v1 import pool_service_pb2 as pools
@@ -95,6 +96,26 @@ def test_who_may_not_resume_is_told_why(
             assert response.refused.metadata == {"epoch": epoch, "currentEpoch": caller.welcome.epoch}
         assert ended(side)
     assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_LIVE
+
+
+def test_a_member_has_so_many_sockets_and_no_more(harbor: str, caller: RawCaller) -> None:
+    """All of them are kept in one message; whoever never closes one is refused, and nobody notices."""
+    epoch = caller.welcome.epoch
+    for _ in range(MAX_SOCKETS - 1):
+        assert caller.resume().HasField("welcome")
+    side, response = greeted(harbor, resuming(caller.welcome.session_token, epoch))
+    with side:
+        assert response.refused.reason == errors_pb2.ERROR_REASON_INVALID_FIELD
+    assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_LIVE
+    caller.older_sides.pop().close()
+
+    def again() -> side_pb2.SideResponse:
+        side, answer = greeted(harbor, resuming(caller.welcome.session_token, epoch))
+        caller.older_sides.append(caller.side)
+        caller.side = side
+        return answer
+
+    until(again, lambda answer: answer.HasField("welcome"))
 
 
 def test_another_process_cannot_resume_a_session(harbor: str, caller: RawCaller) -> None:
@@ -235,6 +256,30 @@ def test_a_session_may_end_without_resuming(service: ServiceProcess) -> None:
         assert watcher.stats(pool_id).free_block_count == 4
 
 
+def test_what_a_lost_session_may_read_waits_even_if_it_has_not_resumed(service: ServiceProcess) -> None:
+    """G3: it has committed all that it had, closes its socket instead of resuming, and reads on."""
+    path = str(service.socket)
+    with RawCaller(path) as watcher, SessionWorker(path) as worker:
+        pool_id = worker.run(
+            "result = caller.open_pool('p', block_count=4)\n"
+            "one = caller.allocate(result, *range(32))\n"
+            "caller.commit(result, one.sequence_id, 32)"
+        )
+        watcher.open_pool("p", block_count=4)
+        service.restart_child()
+        watcher.resume()
+        watcher.resume_pool(pool_id)
+        worker.run("caller.abandon()")
+        until(lambda: states(watcher), lambda now: pools.SESSION_STATE_ENDING in now.values())
+        with refused() as found:
+            watcher.allocate(pool_id, *range(100, 148))
+        assert found[0].reason == "POOL_EXHAUSTED"
+        assert watcher.stats(pool_id).active_block_count == 2
+        worker.kill()
+        until(lambda: watcher.stats(pool_id), lambda now: now.cached_block_count == 2)
+        watcher.allocate(pool_id, *range(100, 148))
+
+
 def test_members_and_their_leader_resume_each_for_itself(service: ServiceProcess) -> None:
     """In any order; a member that does not come back has not gone."""
     path = str(service.socket)
@@ -269,6 +314,22 @@ def test_who_resumes_needs_no_free_place(start_fresh: StartService) -> None:
         assert caller.resume().HasField("welcome")
         with side_connection(path) as late:
             assert ended(late)
+
+
+def test_each_member_has_its_place_until_it_resumes(start_fresh: StartService) -> None:
+    """That its leader has come back does not take the place of the one who has not yet."""
+    service = start_fresh(max_sessions="2")
+    path = str(service.socket)
+    with RawCaller(path) as caller:
+        side, response = greeted(path, joining(caller.welcome.join_token, 1))
+        service.restart_child()
+        assert caller.resume().HasField("welcome")
+        again, resumed = greeted(path, resuming(response.welcome.member_token, caller.welcome.epoch))
+        assert resumed.HasField("welcome")
+        with side_connection(path) as late:
+            assert ended(late)
+        side.close()
+        again.close()
 
 
 def test_numbers_of_sessions_are_not_used_again(service: ServiceProcess) -> None:

@@ -1,6 +1,7 @@
 """The supervisor: what it is made of, and what it does when its child ends."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import pool_service_pb2 as pools
-from raw_caller import RawCaller, open_descriptor_count, refused, tokens
+from raw_caller import RawCaller, greeted, hello, open_descriptor_count, refused, tokens
 from service_process import DEADLINE_S, ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -200,6 +201,20 @@ def test_children_killed_one_after_the_other_leave_nothing_behind(service: Servi
     assert [has_ended(pid) for pid in children_of(service.process.pid)] == [False, False]
     assert [entry["restart_pause_s"] for entry in service.entries("service process ended")] == [0.0] * 9
     assert server_info(service).restart_count == 9
+
+
+def test_a_restart_needs_no_more_descriptors(service: ServiceProcess) -> None:
+    """Else the process that comes next would break on what the one before could hold, and all would be lost."""
+    sides = [greeted(str(service.socket), hello())[0] for _ in range(80)]
+    before = open_descriptor_count(service.child_pid)
+    # A child that waits already has the limits of before.
+    os.kill(standby_of(service), signal.SIGKILL)
+    service.wait_for("standby process ended")
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (before + 20, before + 20))
+    assert service.restart_child()["restart_count"] == 1
+    assert open_descriptor_count(service.child_pid) <= before + 10
+    for side in sides:
+        side.close()
 
 
 def test_a_standby_that_dies_is_not_missed(service: ServiceProcess) -> None:

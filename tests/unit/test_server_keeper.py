@@ -81,6 +81,32 @@ def test_a_reader_that_died_with_messages_unread_is_the_end_too() -> None:
     ours.close()
 
 
+def test_what_was_sent_before_a_reset_still_arrives() -> None:
+    """S15: the kernel tells of the reset first, and only once."""
+    ours, theirs = Channel.pair()
+    ours.send({"leave": True})
+    theirs.send({"n": 1})
+    theirs.send({"n": 2})
+    assert ours.receive(flags=socket.MSG_PEEK) == ({"n": 1}, ())
+    theirs.close()
+    ours.skip()
+    assert ours.receive() == ({"n": 2}, ())
+    assert ours.receive() is None
+    ours.close()
+
+
+def test_what_is_handed_over_is_still_kept() -> None:
+    """And whoever gets it has to close it."""
+    keeper, fd = Unkept(), pipe_end()
+    keeper.keep("a", {}, (fd,))
+    (own,) = keeper.hand_over("a")
+    assert same_file(own, fd)
+    os.close(own)
+    assert same_file(keeper.kept["a"].fds[0], fd)
+    keeper.close()
+    os.close(fd)
+
+
 def test_the_largest_message_arrives_whole_and_a_larger_one_is_refused() -> None:
     """A message is never cut off."""
     ours, theirs = Channel.pair()

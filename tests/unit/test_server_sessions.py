@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -201,6 +202,24 @@ def test_only_a_process_of_the_same_tenant_joins() -> None:
         sessions.join(session.join_token, OWN, site.pidfd, site.connection(), rank=1, mode=Mode.READ_WRITE)
         with pytest.raises(RankTaken):
             sessions.join(session.join_token, OWN, site.pidfd, site.connection(), rank=1, mode=Mode.READ_WRITE)
+        sessions.stop()
+
+    run(scenario)
+
+
+def test_a_session_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where descriptors are out, each further hello would otherwise leave a session without a process."""
+
+    def none_left(_: int) -> int:
+        raise OSError(errno.EMFILE, "none left")
+
+    async def scenario(site: Site) -> None:
+        sessions = registry(site.keeper)
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="none left"):
+            patched.setattr(os, "dup", none_left)
+            site.begin(sessions)
+        assert sessions.all() == []
+        site.begin(sessions)
         sessions.stop()
 
     run(scenario)

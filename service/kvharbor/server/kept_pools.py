@@ -58,7 +58,7 @@ def drop_pool(keeper: Keeper, served: ServedPool) -> None:
 
 
 def kept_pools(keeper: Keeper) -> list[tuple[PoolFacts, tuple[int, int]]]:
-    """Returns the pools that an earlier process has kept, and the keeper's descriptors of arena and ledger."""
+    """Returns the pools that an earlier process has kept; the descriptors of arena and ledger are the caller's."""
     found = []
     for name, kept in keeper.kept.items():
         if name.startswith(_PREFIX):
@@ -66,7 +66,8 @@ def kept_pools(keeper: Keeper) -> list[tuple[PoolFacts, tuple[int, int]]]:
             layout = layout_of(types_pb2.Layout.FromString(base64.b64decode(meta["layout"])))
             descriptor = layout.descriptor(meta["block_count"])
             facts = PoolFacts(meta["pool_id"], meta["tenant"], meta["name"], meta["size_bytes"], descriptor)
-            found.append((facts, (kept.fds[0], kept.fds[1])))
+            arena, ledger = keeper.hand_over(name)
+            found.append((facts, (arena, ledger)))
     return found
 
 

@@ -1,6 +1,7 @@
 """The pools of the service: made from one memory budget, found by tenant and name, named by id."""
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable
@@ -88,6 +89,8 @@ class Pools:
         for facts, fds in kept_pools(self._keeper):
             had_it = [session for session in sessions.all() if facts.pool_id in session.kept_pool_ids]
             await self._recover(facts, fds, had_it)
+            for fd in fds:
+                os.close(fd)
 
     async def declare(self, tenant: str, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
         """Makes a pool that the configuration declares; the flag tells whether it was not there yet."""

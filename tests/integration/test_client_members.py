@@ -81,6 +81,8 @@ def test_the_loss_of_a_member_is_the_loss_of_the_session(service: ServiceProcess
         rank.kill()
         rank.join()
         pipe.close()
+        lost = service.wait_for("member lost")
+        assert (lost["session"], lost["rank"], lost["pid"]) == (int(leader.session_id), 1, rank.pid)
         service.wait_for("session lost")
         assert isinstance(next(failures(pool.stats)), SessionLost)
         held.release()

@@ -89,6 +89,7 @@ def test_one_that_was_declared_otherwise_meanwhile_stays_as_it_is(start_fresh: S
     declare(size_bytes=5 * BLOCK_BYTES, model="new")
     service.restart_child()
     warning = service.wait_for("declared pool differs from the one that is there, which stays until a cold start")
+    assert warning["name"] == "p"
     assert (warning["size_bytes"], warning["declared_size_bytes"]) == (9 * BLOCK_BYTES, 5 * BLOCK_BYTES)
     assert "model" in warning["layout"]
     with RawCaller(str(service.socket)) as caller:

@@ -217,6 +217,18 @@ def test_a_restart_needs_no_more_descriptors(service: ServiceProcess) -> None:
         side.close()
 
 
+def test_a_recovered_pool_that_is_dropped_leaves_no_descriptor(service: ServiceProcess) -> None:
+    """What start-up has made, no collector looks at again: it has to go without one."""
+    with RawCaller(str(service.socket)) as caller:
+        before = open_descriptor_count(service.child_pid)
+        pool_ids = [caller.open_pool(f"p{number}", block_count=4) for number in range(8)]
+        service.restart_child()
+        caller.resume()
+        for pool_id in pool_ids:
+            caller.call(caller.pools.DropPool, pools.DropPoolRequest(pool_id=pool_id))
+        assert open_descriptor_count(service.child_pid) <= before + 4
+
+
 def test_a_standby_that_dies_is_not_missed(service: ServiceProcess) -> None:
     """The next restart starts a process of its own."""
     os.kill(standby_of(service), signal.SIGKILL)

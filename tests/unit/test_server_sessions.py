@@ -215,9 +215,10 @@ def test_a_session_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.Monkey
 
     async def scenario(site: Site) -> None:
         sessions = registry(site.keeper)
-        with monkeypatch.context() as patched, pytest.raises(OSError, match="none left"):
+        with monkeypatch.context() as patched:
             patched.setattr(os, "dup", none_left)
-            site.begin(sessions)
+            with pytest.raises(OSError, match="none left"):
+                site.begin(sessions)
         assert sessions.all() == []
         site.begin(sessions)
         sessions.stop()

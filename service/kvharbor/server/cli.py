@@ -25,6 +25,7 @@ app = typer.Typer(
     name="kvharbor",
     help="One process owns a host's KV-cache memory; inference workers map it and share one prefix cache.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -33,6 +33,7 @@ async def make_declared(pools: Pools, settings: Settings) -> None:
             log.warning(
                 "declared pool differs from the one that is there, which stays until a cold start",
                 pool=served.pool_id,
+                name=name,
                 size_bytes=served.size_bytes,
                 declared_size_bytes=rules.size,
                 layout=differences,

@@ -93,7 +93,9 @@ class SessionNotFound(ServerError):
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"no session {session_id!r} is here: it has ended, and nothing of it is left")
+        super().__init__(
+            f"no session {session_id!r} is here, or nothing of it is left any more: see `kvharbor sessions`"
+        )
 
     def metadata(self) -> dict[str, str]:
         return {"sessionId": self.session_id}

@@ -1,28 +1,16 @@
 """Pools as the keeper has them: what each was made with, and its memory."""
 
 import base64
-from dataclasses import dataclass
 
 from kvharbor.gpumem import Descriptor
 from kvharbor.pool import PoolConfig
 from kvharbor.server.keeper import Keeper
-from kvharbor.server.served_pool import ServedPool
+from kvharbor.server.served_pool import PoolFacts, ServedPool
 from kvharbor.server.settings import Settings
 from kvharbor.server.wire import identity_of, layout_message, layout_of
 from kvharbor.v1 import types_pb2
 
 _PREFIX = "pool/"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFacts:
-    """What a pool was made with; `size_bytes` is what was asked for."""
-
-    pool_id: str
-    tenant: str
-    name: str
-    size_bytes: int
-    descriptor: Descriptor
 
 
 def pool_config(settings: Settings, name: str, descriptor: Descriptor) -> PoolConfig:

@@ -51,6 +51,8 @@ class Offspring:
         self.standing_by = asyncio.Event()
         self.ready_at: float | None = None
         self.silent_s = 0.0
+        # Once it has ended: whether all that it had said could be taken in.
+        self.was_heard = True
 
     @property
     def pid(self) -> int:
@@ -79,8 +81,8 @@ class Offspring:
         if not self.ended.done():
             os.kill(self.pid, signal.SIGKILL)
 
-    def hear(self) -> None:
-        """Takes in what it has said."""
+    def hear(self) -> bool:
+        """Takes in what it has said; False when some of that cannot be taken in now."""
         loop = asyncio.get_running_loop()
         try:
             # Taken off the socket only after it has had its effect: a later supervisor may have to hear it.
@@ -90,11 +92,14 @@ class Offspring:
                 finally:
                     self._channel.skip()
         except BlockingIOError:
-            return
+            return True
         except OSError as failure:
             log.error("cannot take in what the service's process wants kept", pid=self.pid, error=str(failure))
             loop.call_later(_RETRY_S, self._listen)
+            loop.remove_reader(self._channel.fileno())
+            return False
         loop.remove_reader(self._channel.fileno())
+        return True
 
     def _listen(self) -> None:
         if not self.ended.done():
@@ -103,7 +108,7 @@ class Offspring:
     def reaped(self, status: int) -> None:
         """Takes note of its end."""
         self._process.returncode = status
-        self.hear()
+        self.was_heard = self.hear()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._channel.fileno())
         loop.remove_writer(self._channel.fileno())

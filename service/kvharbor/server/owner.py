@@ -115,6 +115,8 @@ class PoolOwner:
             self._timer.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        # They know the owner, and it them: without them the pool goes as soon as nobody has it, collector or not.
+        self.listeners.clear()
 
     async def _go_on(self, turns: Turns, steps: Steps[T]) -> T:
         try:

@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -18,7 +17,6 @@ from kvharbor.gpumem import (
 )
 from kvharbor.pool import Pool
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.admission import Admission
 from kvharbor.server.errors import (
     Draining,
     PoolInUse,
@@ -31,19 +29,21 @@ from kvharbor.server.errors import (
 )
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.keeper import Keeper
-from kvharbor.server.kept_pools import PoolFacts, drop_pool, keep_pool, kept_pools, pool_config
+from kvharbor.server.kept_pools import drop_pool, keep_pool, kept_pools, pool_config
 from kvharbor.server.life import Life
 from kvharbor.server.owner import Crash, PoolOwner
 from kvharbor.server.peer import Peer
 from kvharbor.server.pool_memory import PoolMemory, pool_with_memory, recovered_pool
-from kvharbor.server.served_pool import OpenedPool, ServedPool
+from kvharbor.server.served_pool import OpenedPool, PoolFacts, ServedPool
 from kvharbor.server.session import Session
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
 from kvharbor.server.turns import Turns
-from kvharbor.server.warm_desk import WarmDesk
 
 log = structlog.get_logger(__name__)
+
+MAX_OPENED = 1024
+"""Pools that a session may have open: their ids have to fit in one frame of its side socket, and in what is kept."""
 
 
 class Pools:
@@ -80,6 +80,13 @@ class Pools:
         if session.ended:
             raise SessionUnknown
         if served.pool_id not in session.opened:
+            if len(session.opened) >= MAX_OPENED:
+                raise InvalidField(
+                    field="name",
+                    value=f"the {MAX_OPENED + 1}th pool of the session",
+                    limit=f"{MAX_OPENED} pools a session",
+                    remedy="open another session",
+                )
             served.pool.open_session(session.number, session.peer.tenant)
             self._open(session, served, resumed=True)
         return served, created
@@ -255,20 +262,7 @@ class Pools:
     def _served(self, pool: Pool, memory: PoolMemory, facts: PoolFacts) -> ServedPool:
         """Makes a pool one that can be found."""
         owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
-        sessions = set[Session]()
-        served = ServedPool(
-            pool_id=facts.pool_id,
-            tenant=facts.tenant,
-            name=facts.name,
-            size_bytes=facts.size_bytes,
-            descriptor=facts.descriptor,
-            memory=memory,
-            owner=owner,
-            admission=Admission(owner),
-            copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{facts.name}"),
-            sessions=sessions,
-            warm=WarmDesk(owner, tenant=facts.tenant, pool_id=facts.pool_id, sessions=sessions),
-        )
+        served = ServedPool.of(facts, memory, owner)
         self._by_id[served.pool_id] = self._by_name[served.tenant, served.name] = served
         return served
 

@@ -5,8 +5,12 @@ import contextlib
 import socket
 from collections.abc import Callable, Collection
 
+import structlog
+
 from kvharbor.server.members import Member
 from kvharbor.server.session import Session
+
+log = structlog.get_logger(__name__)
 
 _PIECE_BYTES = 64 * 1024
 
@@ -33,14 +37,19 @@ class QuietWatch:
         is_newest = connection is member.sockets[-1]
         member.sockets.remove(connection)
         if is_newest:
-            self._lost(session, "side socket ended")
+            self._lose(session, member, "side socket ended")
         _consider(member)
 
     def _exited(self, session: Session, member: Member) -> None:
         self.end(member)
         member.exited = True
-        self._lost(session, "process exited")
+        self._lose(session, member, "process exited")
         _consider(member)
+
+    def _lose(self, session: Session, member: Member, cause: str) -> None:
+        if not session.ended:
+            log.info("member lost", session=session.number, rank=member.rank, pid=member.peer.pid, cause=cause)
+        self._lost(session, cause)
 
 
 def _consider(member: Member) -> None:

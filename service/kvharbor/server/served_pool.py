@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 from kvharbor.gpumem import Descriptor, HostArena, copy_blocks
 from kvharbor.pool import Pool
@@ -16,9 +17,20 @@ from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import WarmDesk
 
 
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What a pool was made with; `size_bytes` is what was asked for."""
+
+    pool_id: str
+    tenant: str
+    name: str
+    size_bytes: int
+    descriptor: Descriptor
+
+
 @dataclass(slots=True, eq=False)
 class ServedPool:
-    """A pool with its memory and its owner. `sessions` has those that opened it."""
+    """A pool with its memory and its owner, made by `of`. `sessions` has those that opened it."""
 
     pool_id: str
     tenant: str
@@ -31,6 +43,24 @@ class ServedPool:
     copier: ThreadPoolExecutor
     sessions: set[Session]
     warm: WarmDesk
+
+    @classmethod
+    def of(cls, facts: PoolFacts, memory: PoolMemory, owner: PoolOwner) -> Self:
+        """Returns a pool that nobody has opened yet."""
+        sessions = set[Session]()
+        return cls(
+            pool_id=facts.pool_id,
+            tenant=facts.tenant,
+            name=facts.name,
+            size_bytes=facts.size_bytes,
+            descriptor=facts.descriptor,
+            memory=memory,
+            owner=owner,
+            admission=Admission(owner),
+            copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{facts.name}"),
+            sessions=sessions,
+            warm=WarmDesk(owner, tenant=facts.tenant, pool_id=facts.pool_id, sessions=sessions),
+        )
 
     @property
     def pool(self) -> Pool:

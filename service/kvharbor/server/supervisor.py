@@ -113,6 +113,10 @@ class Supervisor:
             if verdict.cold:
                 log.error("service process broke again and again: what it left is dropped, the next start is cold")
                 self._store.close()
+            elif child is not None and not child.was_heard:
+                # A session that nobody knows of any more would lose its blocks to others while it uses them [G3].
+                log.error("not all that the service process wanted kept is there: the next start is cold")
+                self._store.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), verdict.pause_s)
         return 0

@@ -37,12 +37,12 @@ def _table(found: "list[SessionInfo]") -> "RenderableType":
 
     if not found:
         return "no sessions"
-    table = Table()
-    for name in ("session", "tenant", "client", "state", "age"):
-        table.add_column(name)
-    table.add_column("processes")
-    table.add_column("sequences", justify="right")
-    table.add_column("uncommitted blocks", justify="right")
+    table = Table(padding=(0, 1, 0, 0))
+    # Folded, not cut short: on a narrow terminal too the pid is what is looked for.
+    for name in ("session", "tenant", "client", "state", "age", "processes"):
+        table.add_column(name, overflow="fold")
+    for name in ("sequences", "uncommitted blocks"):
+        table.add_column(name, justify="right", overflow="fold")
     for session in found:
         table.add_row(
             session.session_id,

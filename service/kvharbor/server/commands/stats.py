@@ -29,7 +29,8 @@ def stats(
     """Shows one consistent snapshot of each pool.
 
     Every block is in one class: free; reserved (held, not committed); active (committed and held); cached
-    (committed, held by nobody: evictable, still a hit); warm (pinned); quarantined (left by a lost session).
+    (committed, held by nobody: evictable, still a hit); warm (pinned); quarantined (of a session that is
+    lost or has still to resume).
     The sessions are those of others: this command's own is not counted.
     """
     with connected(socket) as harbor:

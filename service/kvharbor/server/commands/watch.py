@@ -19,7 +19,7 @@ def watch(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Follows what is published, evicted and unpinned, until interrupted."""
+    """Follows what is published, evicted and unpinned, until interrupted or the service's process ends."""
     with connected(socket) as harbor, harbor.find_pool(pool).watch(start_revision) as events:
         for event in events:
             typer.echo(json.dumps(_facts(event)) if as_json else _line(event))

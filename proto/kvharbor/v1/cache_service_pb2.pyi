@@ -779,7 +779,7 @@ class ResumeResponse(google.protobuf.message.Message):
     RESULTS_FIELD_NUMBER: builtins.int
     RELEASED_BLOCK_COUNT_FIELD_NUMBER: builtins.int
     released_block_count: builtins.int
-    """Sequences and reserved blocks that were given back, with `complete`."""
+    """Uncommitted blocks that were given back, with `complete`."""
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ResumeResult]:
         """In order of the items."""

@@ -464,8 +464,9 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     """Goes on with sequences after the service's process was replaced: names what
     the session still holds, with the cursors as the caller has them now, so
     that commits it could not send count as sent. May take several calls; what
-    has not been named by the one with `complete` is released. Until then other
-    calls on the pool fail with RESUME_REQUIRED. Idempotent. Errors an item:
+    has not been named by the one with `complete` is released. Until then calls
+    on the pool that change or need what the session holds fail with
+    RESUME_REQUIRED. Idempotent. Errors an item:
     STALE_GENERATION (not the session's own; the sequence is lost), and as
     Commit.
     """
@@ -690,8 +691,9 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         """Goes on with sequences after the service's process was replaced: names what
         the session still holds, with the cursors as the caller has them now, so
         that commits it could not send count as sent. May take several calls; what
-        has not been named by the one with `complete` is released. Until then other
-        calls on the pool fail with RESUME_REQUIRED. Idempotent. Errors an item:
+        has not been named by the one with `complete` is released. Until then calls
+        on the pool that change or need what the session holds fail with
+        RESUME_REQUIRED. Idempotent. Errors an item:
         STALE_GENERATION (not the session's own; the sequence is lost), and as
         Commit.
         """

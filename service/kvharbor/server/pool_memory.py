@@ -21,7 +21,7 @@ class PoolMemory:
     arena: HostArena
     mapping: ArenaMapping
     ledger: HostArena
-    ledger_region: mmap.mmap
+    ledger_mapping: ArenaMapping
 
     @classmethod
     def reserved(cls, config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> Self:
@@ -55,7 +55,7 @@ class PoolMemory:
         try:
             ledger = HostArena.opened(os.dup(fds[1]), size_bytes=ledger_bytes(config))
             try:
-                return cls(arena, arena.map(), ledger, mmap.mmap(ledger.fd, ledger.size_bytes))
+                return cls(arena, arena.map(), ledger, ledger.map())
             except BaseException:
                 ledger.close()
                 raise
@@ -76,7 +76,7 @@ class PoolMemory:
 
     def forget(self) -> None:
         """Gives the ledger's bytes back, although the pool that is being dropped still has it mapped."""
-        self.ledger_region.madvise(mmap.MADV_REMOVE)
+        self.ledger_mapping.region.madvise(mmap.MADV_REMOVE)
 
 
 def pool_with_memory(
@@ -85,7 +85,7 @@ def pool_with_memory(
     """Makes an empty pool with its memory; blocks as `reserved` does."""
     memory = PoolMemory.reserved(config, descriptor, name, cancelled)
     try:
-        return Pool(config, Ledger.create(config, memory.ledger_region)), memory
+        return Pool(config, Ledger.create(config, memory.ledger_mapping.region)), memory
     except BaseException:
         memory.close()
         raise
@@ -100,7 +100,7 @@ def recovered_pool(
     """
     memory = PoolMemory.kept(config, descriptor, fds)
     try:
-        ledger = Ledger.open(config, memory.ledger_region)
+        ledger = Ledger.open(config, memory.ledger_mapping.region)
         pool = Pool.recovered(config, ledger, tenants, first_number=first_number, first_revision=first_number)
     except BaseException:
         memory.close()

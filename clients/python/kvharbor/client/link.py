@@ -187,7 +187,7 @@ class Link:
 
     def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:
         """Returns the error of a failed call."""
-        return channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s)
+        return self.standing.meant(channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s))
 
     def _send(self, call: Call[Reply], timeout_s: float, metadata: Any) -> Any:
         # What can be sent once only is not sent on a connection that is still to be made anew.

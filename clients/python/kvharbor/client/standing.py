@@ -4,7 +4,7 @@ import copy
 import enum
 import time
 
-from kvharbor.client.errors import EpochEnded, HarborError, ServiceAway, SessionLost
+from kvharbor.client.errors import EpochEnded, HarborError, ServiceAway, SessionLost, StaleEpoch
 
 
 class State(enum.Enum):
@@ -87,6 +87,12 @@ class Standing:
             raise SessionLost(f"the service at {self._address} has ended, and the session with it")
         if self.epochs != epochs:
             raise EpochEnded(f"the service at {self._address} has a new epoch since the call was made: start over")
+
+    def meant(self, error: HarborError) -> HarborError:
+        """Returns EpochEnded for the refusal of a handle that an epoch took with it while its call was being made."""
+        if isinstance(error, StaleEpoch) and self.epochs:
+            return EpochEnded(str(error), metadata=error.metadata)
+        return error
 
     def still_away(self) -> ServiceAway:
         """Returns the error for a call that has waited long enough."""

@@ -220,7 +220,7 @@ class Link:
 
     def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:
         """Returns the error of a failed call."""
-        return channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s)
+        return self.standing.meant(channel.call_error(failure, self.address, closed=self.closed, timeout_s=timeout_s))
 
     async def _send(self, call: Call[Reply], timeout_s: float) -> Any:
         metadata = channel.session_metadata(self.session)

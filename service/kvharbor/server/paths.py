@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import stat
 import time
@@ -86,10 +87,12 @@ def claimed(paths: SocketPaths, *, patience_s: float = PATIENCE_S) -> Iterator[i
     for each in (paths.grpc, paths.side):
         _require_replaceable(each)
     with contextlib.ExitStack() as undo:
-        lock = _locked(paths, patience_s)
-        undo.callback(os.close, lock)
-        # Unlinked while still held: whoever opened it meanwhile sees that it locked a dead file.
-        undo.callback(paths.lock.unlink, missing_ok=True)
+        # A signal between making the file and knowing of it would leave it behind.
+        with _signals(signal.SIG_BLOCK):
+            lock = _locked(paths, patience_s)
+            undo.callback(os.close, lock)
+            # Unlinked while still held: whoever opened it meanwhile sees that it locked a dead file.
+            undo.callback(paths.lock.unlink, missing_ok=True)
         for each in (paths.grpc, paths.side):
             _require_unserved(each)
         # Only from here on is what lies at these paths ours to remove.
@@ -204,13 +207,24 @@ def _locked(paths: SocketPaths, patience_s: float) -> int:
                         f"another kvharbor serves {paths.grpc}, or what is left of one that was killed: "
                         f"stop it or set another socket"
                     )
-                time.sleep(_POLL_S)
+                with _signals(signal.SIG_UNBLOCK):
+                    time.sleep(_POLL_S)
             if _is_at(lock, paths.lock):
                 return lock
         except BaseException:
             os.close(lock)
             raise
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _signals(how: int) -> Iterator[None]:
+    """Blocks or unblocks what may ask this process to stop, and leaves it as it was."""
+    before = signal.pthread_sigmask(how, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _try_lock(lock: Callable[[int, int], None], descriptor: int, path: Path) -> bool:

@@ -1,5 +1,6 @@
 """The side socket against a peer that misbehaves; the real service is in the integration tests."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -45,7 +46,8 @@ def peer(tmp_path: Path) -> Iterator[Peer]:
     def start(serve: Callable[[socket.socket], None]) -> str:
         def run() -> None:
             connection, _ = listener.accept()
-            with connection:
+            # A client that closes with something unread resets the connection.
+            with connection, contextlib.suppress(ConnectionResetError):
                 serve(connection)
 
         threads.append(threading.Thread(target=run))

@@ -105,9 +105,12 @@ class Killing(Crossing):
             successor = Successor(self.config, image, sessions, memory)
             successor.check_index(before, self.index, self.harbour.published)
             successor.check_order(cached)
+            resuming = [one for one in known if one.session not in lost]
             if self.kill_count % 5 == 0:
                 successor.check_killed_again()
-            successor.check_sessions([one for one in known if one.session not in lost], lost)
+            if self.kill_count % 40 == 0:
+                successor.check_killed_while_resuming(resuming, lost)
+            successor.check_sessions(resuming, lost)
         self.journal.clear(self.harbour.memory)
 
 
@@ -163,6 +166,20 @@ class Successor:
             again = self._recovered(half_done)
             again.check_invariants()
             assert index_of(again).blocks == expected
+
+    def check_killed_while_resuming(self, known: list[Known], lost: set[int]) -> None:
+        """[L12] A kill after any store of the sessions' return: each resumes once more, as it was before."""
+        image = bytearray(self.first_image)
+        journal = Journal(image, lambda: None)
+        pool = self._recovered(image, journal)
+        journal.clear(self.memory)
+        for one in known:
+            finish(pool.resume(one.session, one.held))
+        for session in self.sessions:
+            if session not in lost:
+                finish(pool.finish_resume(session))
+        for half_done, memory, _ in journal.prefixes():
+            Successor(self.config, half_done, self.sessions, memory).check_sessions(known, lost)
 
     def check_sessions(self, known: list[Known], lost: set[int]) -> None:
         """Others fill all room, then each session resumes and reads what it has; then everything is given back."""

@@ -16,7 +16,8 @@ from google.protobuf import duration_pb2
 from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, refused, tokens
-from service_process import DEADLINE_S, ServiceProcess
+from service_process import ServiceProcess
+from waiting import until
 
 HANDOFF_TTL_S = 3.0
 WAIT_S = 2.5
@@ -49,9 +50,7 @@ def seconds(length_s: float) -> duration_pb2.Duration:
 
 def elapsed_when(began_at: float, over: Callable[[], bool]) -> float:
     """Returns how long it took until `over()`."""
-    while not over():
-        assert time.monotonic() - began_at < DEADLINE_S
-        time.sleep(0.02)
+    until(over)
     return time.monotonic() - began_at
 
 

@@ -3,16 +3,12 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
-from service_process import DEADLINE_S, ServiceProcess
-
-T = TypeVar("T")
+from service_process import ServiceProcess
+from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -27,14 +23,6 @@ def is_sleep(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
 
 
-def awaited(look: Callable[[], T | None]) -> T:
-    """Looks until there is something to see, and returns it."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-    return seen
-
-
 def test_as_process_1_it_obeys_and_reaps(tmp_path: Path) -> None:
     """The kernel gives process 1 no default action for a signal, and every orphan to look after."""
     if subprocess.run(["unshare", "--pid", "--fork", "true"], check=False, capture_output=True).returncode:
@@ -47,9 +35,9 @@ def test_as_process_1_it_obeys_and_reaps(tmp_path: Path) -> None:
         orphaning = ["nsenter", f"--target={first}", "--pid", "sh", "-c", "sleep 60 >/dev/null 2>&1 &"]
         before = set(children_of(first))
         subprocess.run(orphaning, check=True)
-        orphan = awaited(lambda: next((pid for pid in set(children_of(first)) - before if is_sleep(pid)), None))
+        orphan = until(lambda: [pid for pid in set(children_of(first)) - before if is_sleep(pid)])[0]
         os.kill(orphan, signal.SIGKILL)
-        awaited(lambda: not Path(f"/proc/{orphan}").exists())
+        until(lambda: not Path(f"/proc/{orphan}").exists())
         os.kill(first, signal.SIGTERM)
         assert service.wait() == 0
         assert service.files() == []

@@ -17,6 +17,7 @@ from ports import free_port
 from raw_caller import RawCaller, refused
 from scraping import Page, get
 from service_process import DEADLINE_S, ServiceProcess
+from waiting import until
 
 pytestmark = pytest.mark.slow
 PIECE_BYTES = 64 * 2**20
@@ -72,10 +73,7 @@ class Starting:
 
     def wait_until_it_reserves(self) -> None:
         """Waits for the first piece."""
-        give_up_at = time.monotonic() + DEADLINE_S
-        while not self._pieces.exists() and time.monotonic() < give_up_at:
-            time.sleep(0.01)
-        assert self._pieces.exists(), self.service.log
+        until(self._pieces.exists)
 
     def go_on(self) -> None:
         """Lets it reserve, and waits until it is ready."""

@@ -16,6 +16,7 @@ from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import pool_service_pb2 as pools
 from raw_caller import RawCaller, greeted, hello, open_descriptor_count, refused, tokens
 from service_process import DEADLINE_S, ServiceProcess
+from waiting import until
 
 pytestmark = pytest.mark.slow
 MOST_RECOVERY_S = 2.0
@@ -45,17 +46,12 @@ def has_ended(pid: int) -> bool:
 
 def wait_until_ended(pid: int) -> None:
     """Waits for the end of a process that is no child of this one."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not has_ended(pid):
-        assert time.monotonic() < deadline, f"process {pid} does not end"
+    until(lambda: has_ended(pid))
 
 
 def standby_of(service: ServiceProcess) -> int:
     """Waits for the child that waits for its turn, and returns its pid."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (waiting := set(children_of(service.process.pid)) - {service.child_pid}):
-        assert time.monotonic() < deadline, "no child waits"
-    return waiting.pop()
+    return until(lambda: set(children_of(service.process.pid)) - {service.child_pid}).pop()
 
 
 def test_it_imports_neither_grpc_nor_anything_for_devices() -> None:

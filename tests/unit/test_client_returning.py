@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import os
 import threading
 import time
 from array import array
@@ -37,6 +36,7 @@ from kvharbor.client import (
 )
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, types_pb2
+from waiting import until
 
 Connect = Callable[..., Any]
 
@@ -74,14 +74,6 @@ def wait_for(event: threading.Event) -> Callable[[], None]:
         event.wait(DEADLINE_S)
 
     return wait
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what no event tells."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        os.sched_yield()
 
 
 def test_commits_and_releases_go_on_while_the_service_is_away(open_harbor: Connect, service: FakeService) -> None:

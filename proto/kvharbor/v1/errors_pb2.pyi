@@ -120,6 +120,18 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION. Another member of the session has this rank.
     Metadata: rank.
     """
+    ERROR_REASON_DEVICE_NOT_VISIBLE: _ErrorReason.ValueType  # 43
+    """FAILED_PRECONDITION. The memory lies on a device that the process does not
+    see. Metadata: device, visibleDevices, remedy.
+    """
+    ERROR_REASON_MPS_CLIENT_REFUSED: _ErrorReason.ValueType  # 44
+    """FAILED_PRECONDITION. The process uses the device through CUDA MPS: its death
+    would not prove that its kernels have stopped. Metadata: device, remedy.
+    """
+    ERROR_REASON_POOL_DEVICES_MISMATCH: _ErrorReason.ValueType  # 45
+    """FAILED_PRECONDITION. The pool exists on other devices.
+    Metadata: devices, currentDevices.
+    """
     ERROR_REASON_POOL_EXHAUSTED: _ErrorReason.ValueType  # 50
     """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.
     Metadata: neededBlockCount, availableBlockCount, freeBlockCount,
@@ -262,6 +274,18 @@ Metadata: pid, remedy.
 ERROR_REASON_RANK_TAKEN: ErrorReason.ValueType  # 42
 """FAILED_PRECONDITION. Another member of the session has this rank.
 Metadata: rank.
+"""
+ERROR_REASON_DEVICE_NOT_VISIBLE: ErrorReason.ValueType  # 43
+"""FAILED_PRECONDITION. The memory lies on a device that the process does not
+see. Metadata: device, visibleDevices, remedy.
+"""
+ERROR_REASON_MPS_CLIENT_REFUSED: ErrorReason.ValueType  # 44
+"""FAILED_PRECONDITION. The process uses the device through CUDA MPS: its death
+would not prove that its kernels have stopped. Metadata: device, remedy.
+"""
+ERROR_REASON_POOL_DEVICES_MISMATCH: ErrorReason.ValueType  # 45
+"""FAILED_PRECONDITION. The pool exists on other devices.
+Metadata: devices, currentDevices.
 """
 ERROR_REASON_POOL_EXHAUSTED: ErrorReason.ValueType  # 50
 """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.

@@ -79,12 +79,13 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     RESTART_COUNT_FIELD_NUMBER: builtins.int
     STALL_COUNT_FIELD_NUMBER: builtins.int
     STALL_TIME_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
     server_version: builtins.str
     """Version of the service."""
     epoch: builtins.str
     """This life of its state."""
     memory_bytes: builtins.int
-    """Memory for pools, in all."""
+    """Memory for pools, in all: of the host, or of all devices."""
     memory_available_bytes: builtins.int
     """Memory not yet given to a pool."""
     max_message_bytes: builtins.int
@@ -99,7 +100,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
 
     @property
     def arena_kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Kinds of arena it can make, e.g. "host"."""
+        """The kind of arena that it makes: "host", "cuda_ipc" or "cuda_vmm"."""
 
     @property
     def uptime(self) -> google.protobuf.duration_pb2.Duration:
@@ -108,6 +109,10 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     @property
     def stall_time(self) -> google.protobuf.duration_pb2.Duration:
         """Their sum. Every deadline of the service was put off by as much."""
+
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Device]:
+        """Where pools may lie; empty for the host."""
 
     def __init__(
         self,
@@ -123,11 +128,42 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         restart_count: builtins.int = ...,
         stall_count: builtins.int = ...,
         stall_time: google.protobuf.duration_pb2.Duration | None = ...,
+        devices: collections.abc.Iterable[Global___Device] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["stall_time", b"stall_time", "uptime", b"uptime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "arena_kinds", b"arena_kinds", "epoch", b"epoch", "max_message_bytes", b"max_message_bytes", "memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "restart_count", b"restart_count", "server_version", b"server_version", "stall_count", b"stall_count", "stall_time", b"stall_time", "uptime", b"uptime"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "arena_kinds", b"arena_kinds", "devices", b"devices", "epoch", b"epoch", "max_message_bytes", b"max_message_bytes", "memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "restart_count", b"restart_count", "server_version", b"server_version", "stall_count", b"stall_count", "stall_time", b"stall_time", "uptime", b"uptime"]) -> None: ...
 
 Global___GetServerInfoResponse: typing_extensions.TypeAlias = GetServerInfoResponse
+
+@typing.final
+class Device(google.protobuf.message.Message):
+    """A device that pools may lie on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: builtins.int
+    uuid: builtins.str
+    """"GPU-..." or "MIG-..."."""
+    name: builtins.str
+    """For people."""
+    memory_bytes: builtins.int
+    """Memory for pools."""
+    memory_available_bytes: builtins.int
+    """Memory not yet given to a pool."""
+    def __init__(
+        self,
+        *,
+        uuid: builtins.str = ...,
+        name: builtins.str = ...,
+        memory_bytes: builtins.int = ...,
+        memory_available_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "uuid", b"uuid"]) -> None: ...
+
+Global___Device: typing_extensions.TypeAlias = Device
 
 @typing.final
 class OpenPoolRequest(google.protobuf.message.Message):
@@ -138,16 +174,24 @@ class OpenPoolRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1 to 64 of [A-Za-z0-9._-]. Names belong to the caller's tenant."""
     size_bytes: builtins.int
-    """Bytes of a pool still to be made; it gets as many whole blocks as fit. 0:
-    the size set for pools of this name, else what is left of the budget. An
-    existing pool must have been made with the same number, unless 0.
+    """Bytes of each part of a pool still to be made; it gets as many whole blocks
+    as fit. 0: the size set for pools of this name, else what is left of the
+    budget. An existing pool must have been made with the same number, unless 0.
     """
     @property
     def layout(self) -> kvharbor.v1.types_pb2.Layout:
         """What the caller will put there. Required."""
+
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """UUIDs of the devices for the parts, by rank; several parts may share one.
+        Empty: where there is most room. An existing pool must lie there, unless
+        empty. For a service of host memory: empty.
+        """
 
     def __init__(
         self,
@@ -155,9 +199,10 @@ class OpenPoolRequest(google.protobuf.message.Message):
         name: builtins.str = ...,
         layout: kvharbor.v1.types_pb2.Layout | None = ...,
         size_bytes: builtins.int = ...,
+        devices: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["layout", b"layout", "name", b"name", "size_bytes", b"size_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "layout", b"layout", "name", b"name", "size_bytes", b"size_bytes"]) -> None: ...
 
 Global___OpenPoolRequest: typing_extensions.TypeAlias = OpenPoolRequest
 

@@ -106,8 +106,9 @@ class PoolServiceServicer(object):
     def OpenPool(self, request, context):
         """Opens a pool for the session: finds the one of this name or makes it, from
         the service's memory budget. Idempotent. Errors: INVALID_FIELD,
-        LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH when it exists with
-        another layout or size; INSUFFICIENT_MEMORY. Nothing is made on failure.
+        LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH, POOL_DEVICES_MISMATCH
+        when it exists with another layout, size or place; INSUFFICIENT_MEMORY.
+        Nothing is made on failure.
         May take as long as reserving memory does: give it a deadline of a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

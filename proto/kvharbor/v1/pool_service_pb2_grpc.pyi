@@ -264,8 +264,9 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
     OpenPool: _PoolServiceOpenPoolType
     """Opens a pool for the session: finds the one of this name or makes it, from
     the service's memory budget. Idempotent. Errors: INVALID_FIELD,
-    LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH when it exists with
-    another layout or size; INSUFFICIENT_MEMORY. Nothing is made on failure.
+    LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH, POOL_DEVICES_MISMATCH
+    when it exists with another layout, size or place; INSUFFICIENT_MEMORY.
+    Nothing is made on failure.
     May take as long as reserving memory does: give it a deadline of a minute.
     """
 
@@ -368,8 +369,9 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvharbor.v1.pool_service_pb2.OpenPoolResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.OpenPoolResponse]]:
         """Opens a pool for the session: finds the one of this name or makes it, from
         the service's memory budget. Idempotent. Errors: INVALID_FIELD,
-        LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH when it exists with
-        another layout or size; INSUFFICIENT_MEMORY. Nothing is made on failure.
+        LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH, POOL_DEVICES_MISMATCH
+        when it exists with another layout, size or place; INSUFFICIENT_MEMORY.
+        Nothing is made on failure.
         May take as long as reserving memory does: give it a deadline of a minute.
         """
 

@@ -61,8 +61,8 @@ class SideRequest(google.protobuf.message.Message):
 
     The worker sends SideRequest, the service answers each with one SideResponse,
     in order. Notices, which answer nothing, may come between any two answers,
-    but only of a kind that the Hello has accepted. A file descriptor travels as
-    SCM_RIGHTS with the first byte of the response that announces it.
+    but only of a kind that the Hello has accepted. File descriptors travel as
+    SCM_RIGHTS with the first byte of the response that announces them.
 
     Worker to service.
     """
@@ -107,7 +107,7 @@ class SideResponse(google.protobuf.message.Message):
 
     @property
     def attached(self) -> Global___Attached:
-        """Answers Attach. Carries one file descriptor."""
+        """Answers Attach. Carries file descriptors."""
 
     @property
     def refused(self) -> Global___Refused:
@@ -297,39 +297,133 @@ class Attach(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     POOL_ID_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    DEVICE_VIEW_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """From OpenPool."""
+    part: builtins.int
+    """Which part: 0 to tp_size - 1. A rank maps its own."""
+    @property
+    def device_view(self) -> Global___DeviceView:
+        """Required for a pool that lies on devices, ignored for others."""
+
     def __init__(
         self,
         *,
         pool_id: builtins.str = ...,
+        part: builtins.int = ...,
+        device_view: Global___DeviceView | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["device_view", b"device_view"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["device_view", b"device_view", "part", b"part", "pool_id", b"pool_id"]) -> None: ...
 
 Global___Attach: typing_extensions.TypeAlias = Attach
 
 @typing.final
+class DeviceView(google.protobuf.message.Message):
+    """What a process can do with devices. Refused with DEVICE_NOT_VISIBLE if the
+    part lies on none of them, with MPS_CLIENT_REFUSED as the reason says.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VISIBLE_DEVICES_FIELD_NUMBER: builtins.int
+    MPS_CLIENT_FIELD_NUMBER: builtins.int
+    mps_client: builtins.bool
+    """Whether its work on them goes through a CUDA MPS server: its death would
+    not prove that its kernels have stopped.
+    """
+    @property
+    def visible_devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """UUIDs of the devices that this process sees. Ordinals mean nothing to
+        another process.
+        """
+
+    def __init__(
+        self,
+        *,
+        visible_devices: collections.abc.Iterable[builtins.str] | None = ...,
+        mps_client: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mps_client", b"mps_client", "visible_devices", b"visible_devices"]) -> None: ...
+
+Global___DeviceView: typing_extensions.TypeAlias = DeviceView
+
+@typing.final
 class Attached(google.protobuf.message.Message):
-    """The pool's memory: the descriptor to map comes with this message. The worker
-    owns and closes its copy; a mapping stays valid after that.
+    """The memory of one part of a pool. File descriptors to map come with this
+    message: one for "host", none for "cuda_ipc", one a chunk for "cuda_vmm". The
+    worker owns and closes its copies; a mapping stays valid after that.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DESCRIPTOR_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    DEVICE_MEMORY_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    """As asked for."""
     @property
     def descriptor(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
         """What is being attached."""
+
+    @property
+    def device_memory(self) -> Global___DeviceMemory:
+        """Unset for "host"."""
 
     def __init__(
         self,
         *,
         descriptor: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
+        part: builtins.int = ...,
+        device_memory: Global___DeviceMemory | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["descriptor", b"descriptor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["descriptor", b"descriptor", "device_memory", b"device_memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "device_memory", b"device_memory", "part", b"part"]) -> None: ...
 
 Global___Attached: typing_extensions.TypeAlias = Attached
+
+@typing.final
+class DeviceMemory(google.protobuf.message.Message):
+    """Memory on a device, for another process to map."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: builtins.int
+    IPC_HANDLE_FIELD_NUMBER: builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    EXPORTER_PID_FIELD_NUMBER: builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: builtins.int
+    device: builtins.str
+    """UUID of the device."""
+    ipc_handle: builtins.bytes
+    """"cuda_ipc": the 64 bytes of the CUDA IPC handle of a whole allocation. Open
+    it once a process, and close it last.
+    """
+    offset_bytes: builtins.int
+    """"cuda_ipc": where the part begins in that allocation."""
+    exporter_pid: builtins.int
+    """"cuda_ipc": pid of the exporting process as that process sees it. The driver
+    takes an equal one for the same process, in any PID namespace, and refuses.
+    """
+    @property
+    def chunk_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """"cuda_vmm": bytes of each chunk, in the order of the descriptors; mapped one
+        after the other they are the part.
+        """
+
+    def __init__(
+        self,
+        *,
+        device: builtins.str = ...,
+        ipc_handle: builtins.bytes = ...,
+        offset_bytes: builtins.int = ...,
+        exporter_pid: builtins.int = ...,
+        chunk_bytes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_bytes", b"chunk_bytes", "device", b"device", "exporter_pid", b"exporter_pid", "ipc_handle", b"ipc_handle", "offset_bytes", b"offset_bytes"]) -> None: ...
+
+Global___DeviceMemory: typing_extensions.TypeAlias = DeviceMemory
 
 @typing.final
 class WarmTasksPending(google.protobuf.message.Message):

@@ -207,6 +207,28 @@ class PlaneSpan(google.protobuf.message.Message):
 Global___PlaneSpan: typing_extensions.TypeAlias = PlaneSpan
 
 @typing.final
+class PoolPart(google.protobuf.message.Message):
+    """One rank's share of a pool: an arena of its own. All parts have the same
+    blocks, laid out alike.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: builtins.int
+    device: builtins.str
+    """UUID of the device that it lies on, "GPU-..." or "MIG-..."; empty: host
+    memory.
+    """
+    def __init__(
+        self,
+        *,
+        device: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device"]) -> None: ...
+
+Global___PoolPart: typing_extensions.TypeAlias = PoolPart
+
+@typing.final
 class PoolDescriptor(google.protobuf.message.Message):
     """A pool as an engine needs to see it."""
 
@@ -220,6 +242,7 @@ class PoolDescriptor(google.protobuf.message.Message):
     BLOCK_COUNT_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """Names the pool in calls. Never reused within an epoch."""
     name: builtins.str
@@ -227,18 +250,22 @@ class PoolDescriptor(google.protobuf.message.Message):
     epoch: builtins.str
     """The life of the service's state that handles belong to."""
     arena_kind: builtins.str
-    """"host". Others follow."""
+    """"host", "cuda_ipc" or "cuda_vmm". Others may follow."""
     block_count: builtins.int
     """All blocks, scratch blocks included."""
     size_bytes: builtins.int
-    """Bytes to map."""
+    """Bytes to map, of each part."""
     @property
     def layout(self) -> Global___Layout:
-        """What the bytes mean."""
+        """What the bytes mean. Its planes are those of one part."""
 
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PlaneSpan]:
-        """One a plane of the layout, in its order."""
+        """One a plane of the layout, in its order; the same in each part."""
+
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PoolPart]:
+        """One a rank: as many as the layout's tp_size."""
 
     def __init__(
         self,
@@ -251,9 +278,10 @@ class PoolDescriptor(google.protobuf.message.Message):
         block_count: builtins.int = ...,
         size_bytes: builtins.int = ...,
         spans: collections.abc.Iterable[Global___PlaneSpan] | None = ...,
+        parts: collections.abc.Iterable[Global___PoolPart] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arena_kind", b"arena_kind", "block_count", b"block_count", "epoch", b"epoch", "layout", b"layout", "name", b"name", "pool_id", b"pool_id", "size_bytes", b"size_bytes", "spans", b"spans"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arena_kind", b"arena_kind", "block_count", b"block_count", "epoch", b"epoch", "layout", b"layout", "name", b"name", "parts", b"parts", "pool_id", b"pool_id", "size_bytes", b"size_bytes", "spans", b"spans"]) -> None: ...
 
 Global___PoolDescriptor: typing_extensions.TypeAlias = PoolDescriptor
 

@@ -38,12 +38,19 @@ def word_before_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def generation_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """[L6] A block is free again under the generation that it had."""
 
-    def vacate(self: Blocks, blocks: Sequence[int]) -> None:
+    def release_private(self: Blocks, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.state[block] = FREE
         self.free.give(blocks)
+        self.ledger.mark(blocks, self.generation, FREE)
+        self.ledger.erase(blocks)
 
-    monkeypatch.setattr(Blocks, "vacate", vacate)
+    def reserve_evicted(self: Blocks, victims: Sequence[int], after: int | None, session: int) -> list[int]:
+        self.free.give(victims)
+        return self.reserve(self.free.count, after, session)
+
+    monkeypatch.setattr(Blocks, "release_private", release_private)
+    monkeypatch.setattr(Blocks, "reserve_evicted", reserve_evicted)
 
 
 def held_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ are those classes' sizes, kept up at each transition so that no statistic ever w
 the ledger's words in the order that `ledger.py` argues for.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -59,13 +60,34 @@ class Blocks:
     def reserve(self, block_count: int, after: int | None, session: int) -> list[int]:
         """FREE -> RESERVED for a session. The caller has made sure that so many are free."""
         taken = self.free.take(block_count, after)
-        state = self.state
-        for block in taken:
-            state[block] = RESERVED
-        self.reserved_count += block_count
-        self.ledger.mark(taken, self.generation, session << SESSION_SHIFT | RESERVED)
-        self.ledger.erase(taken)
+        self._give_out(taken, session)
         return taken
+
+    def reserve_evicted(self, victims: Sequence[int], after: int | None, session: int) -> list[int]:
+        """Blocks that were evicted as too few were free -> RESERVED, one generation later, with all free ones.
+
+        They are not FREE in between, neither here nor in their words [L4].
+        """
+        generation = self.generation
+        for block in victims:
+            generation[block] += 1
+        taken = self.free.take(self.free.count)
+        taken += victims
+        taken.sort()
+        if after is not None:
+            # All of them go to one table: only what extends its last run has a better place than its order.
+            following = bisect_right(taken, after)
+            taken = taken[following:] + taken[:following]
+        self._give_out(taken, session)
+        return taken
+
+    def _give_out(self, blocks: Sequence[int], session: int) -> None:
+        state = self.state
+        for block in blocks:
+            state[block] = RESERVED
+        self.reserved_count += len(blocks)
+        self.ledger.mark(blocks, self.generation, session << SESSION_SHIFT | RESERVED)
+        self.ledger.erase(blocks)
 
     def commit(self, blocks: Sequence[int]) -> None:
         """RESERVED -> COMMITTED, each held once by the sequence that wrote it. They are recorded [L2]."""
@@ -120,17 +142,13 @@ class Blocks:
 
     def release_private(self, blocks: Sequence[int]) -> None:
         """Makes blocks FREE, one generation later ([P3])."""
-        self.vacate(blocks)
-        self.ledger.mark(blocks, self.generation, FREE)
-        self.ledger.erase(blocks)
-
-    def vacate(self, blocks: Sequence[int]) -> None:
-        """As `release_private`, but leaves the words to the `reserve` that follows in the same slice [L4]."""
         state, generation = self.state, self.generation
         for block in blocks:
             state[block] = FREE
             generation[block] += 1
         self.free.give(blocks)
+        self.ledger.mark(blocks, generation, FREE)
+        self.ledger.erase(blocks)
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Adds one holder to each COMMITTED block."""

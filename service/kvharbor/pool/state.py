@@ -154,12 +154,14 @@ class State:
         table = sequence.table
         while block_count:
             part = min(self.slice_blocks, block_count)
+            after = table[-1] if table else None
             shortfall = part - self.blocks.free.count
             if shortfall > 0:
                 victims = self.blocks.evictable.pop_many(shortfall)
-                self.blocks.vacate(victims)
                 self._unindex(victims)
-            table += self.blocks.reserve(part, table[-1] if table else None, sequence.session)
+                table += self.blocks.reserve_evicted(victims, after, sequence.session)
+            else:
+                table += self.blocks.reserve(part, after, sequence.session)
             self.claimed -= part
             block_count -= part
             self.revision += 1

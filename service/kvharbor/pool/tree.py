@@ -108,6 +108,7 @@ class PrefixTree:
         removed: list[tuple[str, list[bytes]]] = []
         namespace: Namespace = None  # type: ignore[assignment]
         gone: list[bytes] = []
+        first_child = self._first_child
         for block in blocks:
             if namespaces[block] is not namespace:
                 if gone:
@@ -118,13 +119,14 @@ class PrefixTree:
             gone.append(digests[block])  # type: ignore[arg-type]
             del index[keys[block]]  # type: ignore[arg-type]
             keys[block] = digests[block] = namespaces[block] = None
+            parent = parents[block]
+            parents[block] = NO_BLOCK
             if following[block] != NO_BLOCK or preceding[block] != NO_BLOCK:
-                self._unlink(block, namespace)
-            elif (parent := parents[block]) < FIRST_ROOT:
-                self._first_child[parent] = NO_BLOCK
+                self._unlink(block, parent, namespace)
+            elif parent < FIRST_ROOT:
+                first_child[parent] = NO_BLOCK
             else:
                 namespace.first_child = NO_BLOCK
-            parents[block] = NO_BLOCK
         if gone:
             self._count_removed(namespace, len(gone))
         self.block_count -= len(blocks)
@@ -144,7 +146,7 @@ class PrefixTree:
             self._next_sibling[block] = sibling
             self._previous_sibling[sibling] = block
 
-    def _unlink(self, block: int, namespace: Namespace) -> None:
+    def _unlink(self, block: int, parent: int, namespace: Namespace) -> None:
         """Takes a block from among its siblings."""
         following, preceding = self._next_sibling[block], self._previous_sibling[block]
         if following != NO_BLOCK:
@@ -153,7 +155,7 @@ class PrefixTree:
         if preceding != NO_BLOCK:
             self._next_sibling[preceding] = following
             self._previous_sibling[block] = NO_BLOCK
-        elif (parent := self.parent[block]) >= FIRST_ROOT:
+        elif parent >= FIRST_ROOT:
             namespace.first_child = following
         else:
             self._first_child[parent] = following

@@ -117,7 +117,7 @@ ACTIONS = [
 ]
 
 
-def config(block_count: int, slice_blocks: int, min_reuse_tokens: int) -> PoolConfig:
+def config(block_count: int, slice_blocks: int, min_reuse_tokens: int, policy: str = "lru") -> PoolConfig:
     return PoolConfig(
         block_count,
         block_tokens=2,
@@ -125,4 +125,5 @@ def config(block_count: int, slice_blocks: int, min_reuse_tokens: int) -> PoolCo
         min_reuse_tokens=min_reuse_tokens,
         warm_budget_ratio=0.5,
         slice_blocks=slice_blocks,
+        policy=policy,
     )

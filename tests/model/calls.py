@@ -20,7 +20,7 @@ def prompt(tokens: Iterable[int], extra_keys: Iterable[ExtraKey] = (), salt: byt
     return Prompt(encode(tokens), tuple(extra_keys), salt=salt)
 
 
-def new_pool(block_count: int, block_tokens: int = 4, slice_blocks: int = 512, **config: float) -> Pool:
+def new_pool(block_count: int, block_tokens: int = 4, slice_blocks: int = 512, **config: float | str) -> Pool:
     """A pool with sessions 1 and 2 of tenant "t" and session 3 of tenant "u"."""
     pool = Pool(PoolConfig(block_count, block_tokens, slice_blocks=slice_blocks, **config))  # type: ignore[arg-type]
     for session, tenant in ((1, "t"), (2, "t"), (3, "u")):

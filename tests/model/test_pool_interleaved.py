@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from kvharbor.pool import POLICIES
+
 EXAMPLES = int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "60"))
 
 
@@ -20,9 +22,10 @@ class InterleavedMachine(RuleBasedStateMachine):
         block_count=st.sampled_from([24, 12]),
         slice_blocks=st.integers(1, 2),
         min_reuse_tokens=st.sampled_from([0, 0, 4]),
+        policy=st.sampled_from(POLICIES),
     )
-    def start(self, block_count: int, slice_blocks: int, min_reuse_tokens: int) -> None:
-        self.world = Crossing(config(block_count, slice_blocks, min_reuse_tokens))
+    def start(self, block_count: int, slice_blocks: int, min_reuse_tokens: int, policy: str) -> None:
+        self.world = Crossing(config(block_count, slice_blocks, min_reuse_tokens, policy))
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
@@ -51,7 +54,8 @@ TestPoolInterleaved = pytest.mark.timeout(600)(pytest.mark.slow(InterleavedMachi
 def test_a_long_walk_keeps_every_promise(seed: int) -> None:
     """[G1] to [G5] and [P1] to [P7] hold through 600 steps of chance, for states that no short example reaches."""
     chance = random.Random(seed)
-    world = Crossing(config(chance.choice([24, 12]), chance.choice([1, 2]), chance.choice([0, 0, 4])))
+    shape = chance.choice([24, 12]), chance.choice([1, 2]), chance.choice([0, 0, 4])
+    world = Crossing(config(*shape, POLICIES[seed % len(POLICIES)]))
     for _ in range(600):
         ready = [action for action in ACTIONS if action.ready(world)]
         action = chance.choices(ready, [one.weight for one in ready])[0]

@@ -55,7 +55,7 @@ def generation_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def held_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """[L3] The reply leaves before the word says that the block is held."""
-    monkeypatch.setattr(Blocks, "_revive", lambda self, blocks: self.evictable.remove_many(blocks))
+    monkeypatch.setattr(Blocks, "_revive", lambda self, blocks: self.evictable.revive_many(blocks))
 
 
 def stamp_behind_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,10 +156,28 @@ def test_a_half_filled_pin_is_filled_on() -> None:
     assert found is not None
     assert (found.pinned_tokens, found.missing_tokens, found.filling) == (8, 4, True)
     assert pool.stats().warm_budget_used_block_count == 3
+    again = finish(pool.warmup("t", 1, prompt(span(1, 12)), "p", expires_at=50.0))
+    assert again.sequence is not None
+    assert (again.sequence.number, again.missing_tokens, pool.next_deadline()) == (warmed.sequence.number, 4, 50.0)
     commit(pool, warmed.sequence, 12)
     process.finish_resume(1, 2, 3)
     release(pool, warmed.sequence)
     assert classes(pool.stats()) == {"warm": 3, "free": 5}
+
+
+def test_a_recovered_pin_that_is_asked_for_with_other_tokens_is_moved() -> None:
+    """[L10] Or with other extra keys, or of another namespace: what the ledger has tells it from a repeat."""
+    asked = prompt(span(1, 12), [ExtraKey(1, b"image")])
+    others = [prompt(span(2, 13)), prompt(span(1, 12), [ExtraKey(1, b"other")]), prompt(span(1, 12), salt=b"s")]
+    for other, is_moved in [(asked, False), *((each, True) for each in others)]:
+        process = Restarts(8, warm_budget_ratio=0.5)
+        warmed = finish(process.pool.warmup("t", 1, asked, "p"))
+        assert warmed.sequence is not None
+        pool = process.restart()
+        process.resume(1, held(warmed.sequence, span(1, 12), extra_keys=asked.extra_keys, pin_name="p"))
+        again = finish(pool.warmup("t", 1, other, "p"))
+        assert again.sequence is not None
+        assert (again.sequence.number != warmed.sequence.number) is is_moved
 
 
 def test_a_pin_that_nobody_fills_any_more_ends_with_the_last_resume() -> None:

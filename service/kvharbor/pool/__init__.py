@@ -3,6 +3,7 @@
 from kvharbor.pool.digest import ExtraKey as ExtraKey
 from kvharbor.pool.ledger import Ledger as Ledger
 from kvharbor.pool.ledger import ledger_bytes as ledger_bytes
+from kvharbor.pool.policies import POLICIES as POLICIES
 from kvharbor.pool.pool import Pool as Pool
 from kvharbor.pool.results import (
     Adopted as Adopted,

@@ -233,10 +233,11 @@ class Blocks:
         self.quarantined_count -= 1
         self.active_count += 1
 
-    def restore_committed(self, blocks: Sequence[int]) -> None:
-        """After a restart: these are COMMITTED and cached, in the order of eviction."""
+    def restore_committed(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """After a restart: these are COMMITTED and cached, in the order of release."""
         for block in blocks:
             self.state[block] = COMMITTED
+        self.evictable.publish_many(blocks, digests)
         self.evictable.insert_many(blocks)
 
     def restore_private(self, free: Sequence[int], quarantined: Sequence[int]) -> None:
@@ -249,7 +250,7 @@ class Blocks:
 
     def _revive(self, blocks: Sequence[int]) -> None:
         """Cached blocks have their first holder [L3]."""
-        self.evictable.remove_many(blocks)
+        self.evictable.revive_many(blocks)
         self.ledger.mark_low(blocks, HELD | COMMITTED)
 
     def _let_go(self, blocks: Sequence[int]) -> None:

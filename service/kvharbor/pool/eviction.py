@@ -5,29 +5,40 @@ a block only after all its cached children, so that no chain loses its middle ([
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
-    """The order in which evictable blocks are given up. Every method is O(1) amortised."""
+    """The order in which evictable blocks are given up. Every method is O(1) a block, amortised."""
+
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Is told of blocks that are committed and held now, and of the names of what they hold."""
 
     def insert_many(self, blocks: Iterable[int]) -> None:
         """Takes blocks whose last hold has just gone, in order: children before parents."""
 
+    def revive_many(self, blocks: Iterable[int]) -> None:
+        """Forgets blocks that are held again."""
+
     def remove_many(self, blocks: Iterable[int]) -> None:
-        """Forgets blocks that are held again, or gone."""
+        """Forgets blocks that are to be freed by somebody's choice, none of which has a child that is not."""
 
     def pop_many(self, block_count: int) -> list[int]:
-        """Removes and returns the blocks to evict next, in order. The caller has checked that they are there."""
+        """Removes and returns the blocks to evict next, children before parents.
+
+        The caller has checked that so many are there, and takes them out of the tree at once.
+        """
         ...
 
     def __len__(self) -> int: ...
 
     def __contains__(self, block: int) -> bool: ...
 
-    def __iter__(self) -> Iterator[int]: ...
+    def __iter__(self) -> Iterator[int]:
+        """Yields every evictable block, in no promised order."""
+        ...
 
 
 class LeastRecentlyReleased:
@@ -44,6 +55,12 @@ class LeastRecentlyReleased:
         order = self._order
         for block in blocks:
             order[block] = None
+
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Nothing of them matters here."""
+
+    def revive_many(self, blocks: Iterable[int]) -> None:
+        self.remove_many(blocks)
 
     def remove_many(self, blocks: Iterable[int]) -> None:
         order = self._order
@@ -62,4 +79,5 @@ class LeastRecentlyReleased:
         return block in self._order
 
     def __iter__(self) -> Iterator[int]:
+        """Yields them in the order of eviction."""
         return iter(self._order)

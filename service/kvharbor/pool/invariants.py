@@ -10,7 +10,6 @@ from kvharbor.pool.blocks import COMMITTED, FREE, QUARANTINED, RESERVED, SCRATCH
 from kvharbor.pool.digest import block_digest
 from kvharbor.pool.errors import InvariantViolation
 from kvharbor.pool.ledger_check import check_ledger
-from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
 
@@ -23,7 +22,7 @@ def check_invariants(state: State) -> None:
     _check_holders(state, sequences)
     _check_tables(state, sequences)
     _check_tree(state)
-    _check_eviction_order(state)
+    _check_evictable(state)
     _check_promises(state, sequences)
     _check_registers(state, sequences)
     check_ledger(state, sequences)
@@ -168,18 +167,17 @@ def _check_tree(state: State) -> None:
         _fail("P1", f"{reached} of {committed} committed blocks can be reached")
 
 
-def _check_eviction_order(state: State) -> None:
-    """P2: exactly the unheld committed blocks are evictable, children first; none has a held child."""
+def _check_evictable(state: State) -> None:
+    """P2: exactly the unheld committed blocks are evictable; none has a held child."""
     blocks, tree = state.blocks, state.tree
-    place = {block: index for index, block in enumerate(blocks.evictable)}
+    evictable = set(blocks.evictable)
+    if len(evictable) != len(blocks.evictable):
+        _fail("P2", f"the eviction policy counts {len(blocks.evictable)} blocks of {len(evictable)}")
     for block, kind in enumerate(blocks.state):
         unheld = kind == COMMITTED and not blocks.refs[block] and not blocks.pins[block]
-        if (block in place) != unheld:
+        if (block in evictable) != unheld or (block in blocks.evictable) != unheld:
             _fail("P2", f"block {block} is {'not ' * unheld}in the eviction policy")
-        if kind != COMMITTED or tree.parent[block] >= FIRST_ROOT:
-            continue
-        parent_place = place.get(tree.parent[block])
-        if parent_place is not None and (not unheld or parent_place < place[block]):
+        if kind == COMMITTED and not unheld and tree.parent[block] in evictable:
             _fail("P2", f"block {tree.parent[block]} could be evicted before its child {block}")
 
 

@@ -57,12 +57,16 @@ def _check_records(state: State) -> None:
 
 
 def _check_stamps(state: State) -> None:
-    previous = 0
-    for block in state.blocks.evictable:
-        stamp = state.ledger.stamps[block]
-        if not previous < stamp < state.ledger.next_stamp:
-            _fail("L3", f"block {block} has the stamp {stamp} behind {previous}")
-        previous = stamp
+    stamps, parents = state.ledger.stamps, state.tree.parent
+    evictable = list(state.blocks.evictable)
+    if len({stamps[block] for block in evictable}) != len(evictable):
+        _fail("L3", "two blocks were released at the same place")
+    for block in evictable:
+        parent, stamp = parents[block], stamps[block]
+        if not 0 < stamp < state.ledger.next_stamp:
+            _fail("L3", f"block {block} has the stamp {stamp}, the next one is {state.ledger.next_stamp}")
+        if parent < FIRST_ROOT and parent in state.blocks.evictable and stamps[parent] < stamp:
+            _fail("L3", f"block {block} has the stamp {stamp}, its parent {parent} an older one")
 
 
 def _check_cells(state: State) -> None:

@@ -1,16 +1,18 @@
-"""Warm pins in the ledger: a pin's name, place and size, its tail and the end of its time.
+"""Warm pins in the ledger: a pin's name, what was asked for, its place and size, its tail and the end of its time.
 
 [L10] The tail of a pin is one word, stored after the words of the blocks up to it say COMMITTED and held; the cell is
 freed before the first of them is let go. So whatever the cell names is there and held.
 """
 
+import hashlib
 import math
 import struct
 from typing import Final
 
 from kvharbor.pool.cells import NO_CELL, CellKind, Entry
-from kvharbor.pool.digest import join_fields, split_fields
+from kvharbor.pool.digest import encode_extra_key, join_fields, split_fields
 from kvharbor.pool.namespaces import FIRST_ROOT
+from kvharbor.pool.results import Prompt
 from kvharbor.pool.sequence import Pin, Sequence
 from kvharbor.pool.state import State
 
@@ -20,11 +22,18 @@ _AGE_MASK: Final = (1 << _AGE_BITS) - 1
 _TAIL, _DEADLINE = 0, 1
 
 
+def fingerprint(prompt: Prompt) -> bytes:
+    """Returns what tells a repeated Warmup from one that moves its pin, in a later process too."""
+    keys = b"".join(encode_extra_key(key.token_offset, key.value) for key in prompt.extra_keys)
+    names = (prompt.version.encode(), prompt.adapter.encode(), prompt.salt)
+    return hashlib.sha256(join_fields(*names, keys) + prompt.token_ids).digest()
+
+
 def record(state: State, pin: Pin) -> None:
     """Puts a pin into the ledger, if there is room."""
     version, adapter, salt = pin.namespace.key[1:]
-    names = (pin.tenant.encode(), pin.name.encode(), version.encode(), adapter.encode(), salt)
-    value = pin.block_count.to_bytes(4, "little") + join_fields(*names)
+    fields = (pin.tenant.encode(), pin.name.encode(), version.encode(), adapter.encode(), salt, pin.fingerprint)
+    value = pin.block_count.to_bytes(4, "little") + join_fields(*fields)
     pin.cell = state.ledger.cells.write(CellKind.PIN, value, (_tail(state, pin), _deadline(pin.expires_at)))
 
 
@@ -77,7 +86,7 @@ def restore(state: State, entry: Entry) -> Pin | None:
 
     It uses its namespace. None if another entry has the name: a pin was being moved, and either place is right.
     """
-    tenant, name, version, adapter, salt = split_fields(entry.value[4:])
+    tenant, name, version, adapter, salt, *asked = split_fields(entry.value[4:])
     key = (tenant.decode(), name.decode())
     if key in state.pins:
         return None
@@ -90,7 +99,8 @@ def restore(state: State, entry: Entry) -> Pin | None:
         tenant=key[0],
         name=key[1],
         namespace=namespace,
-        fingerprint=None,
+        # An older version has not recorded it: there every Warmup moves the pin.
+        fingerprint=asked[0] if asked else b"",
         block_count=block_count,
         blocks=chain if is_here else [],
         promised=0,

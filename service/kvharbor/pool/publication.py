@@ -160,6 +160,7 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
             published = own[: len(digests)]
             _record(state, sequence, published, state.tree.keys(published), digests)
             state.blocks.commit(published)
+            state.blocks.evictable.publish_many(published, digests)
             _announce(state, sequence, published, digests)
             _advance(state, sequence, published)
         else:

@@ -182,7 +182,8 @@ def _restore_committed(state: State, words: _Words, order: list[int]) -> list[in
     cached = [block for block in reversed(order) if not is_held[block]]
     cached.sort(key=stamps.__getitem__)
     held = [block for block in order if is_held[block]]
-    state.blocks.restore_committed([*cached, *reversed(held)])
+    restored = [*cached, *reversed(held)]
+    state.blocks.restore_committed(restored, [state.tree.digest_of(block) for block in restored])
     state.blocks.hold(held)
     ledger = state.ledger
     ledger.next_stamp = max(stamps, default=0) + 1

@@ -14,7 +14,7 @@ class PoolConfig:
     `identity` is what `digest.pool_identity` made of the layout. A match shorter than `min_reuse_tokens` is
     ignored. Warm pins may hold `warm_budget_ratio` of the usable blocks. One slice touches about `slice_blocks`
     blocks: at one to two microseconds a block the default stays near a millisecond, below what a small request
-    notices, and spreads the cost of yielding over many blocks.
+    notices, and spreads the cost of yielding over many blocks. `policy` is one of `policies.POLICIES`.
     """
 
     block_count: int
@@ -24,6 +24,7 @@ class PoolConfig:
     min_reuse_tokens: int = 0
     warm_budget_ratio: float = 0.25
     slice_blocks: int = 512
+    policy: str = "lru"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,15 @@ from kvharbor.pool.results import SequenceView
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A prefix that a tenant keeps warm. `promised` of its `block_count` blocks are still to be committed."""
+    """A prefix that a tenant keeps warm. `promised` of its `block_count` blocks are still to be committed.
+
+    `fingerprint` is of the Warmup that has made it: see `pins.fingerprint`.
+    """
 
     tenant: str
     name: str
     namespace: Namespace
-    fingerprint: "Fingerprint | None"
+    fingerprint: bytes
     block_count: int
     blocks: list[int]
     promised: int
@@ -24,7 +27,7 @@ class Pin:
     cell: int = NO_CELL
 
 
-# The arguments that a request_id or a pin's name stands for, by name; None where an earlier process was asked.
+# The arguments that a request_id stands for, by name; None where an earlier process was asked.
 Fingerprint = dict[str, object]
 
 

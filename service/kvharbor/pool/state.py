@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from kvharbor.pool.blocks import Blocks
 from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
 from kvharbor.pool.events import BlocksRemoved, Event
-from kvharbor.pool.eviction import LeastRecentlyReleased
 from kvharbor.pool.ledger import Ledger
 from kvharbor.pool.namespaces import Namespaces
+from kvharbor.pool.policies import policy_of
 from kvharbor.pool.results import PoolConfig, SequenceView
 from kvharbor.pool.sequence import Pin, Sequence, Session
 from kvharbor.pool.stats import Counters, TenantCounters
@@ -49,7 +49,7 @@ class State:
         self.ledger = ledger
         self.namespaces = Namespaces(config.identity, ledger.cells)
         self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
-        self.blocks = Blocks(config.scratch_blocks, config.block_count, LeastRecentlyReleased(), ledger)
+        self.blocks = Blocks(config.scratch_blocks, config.block_count, policy_of(config, self.tree), ledger)
         self.sessions: dict[int, Session] = {}
         self.handoffs: dict[str, Handoff] = {}
         # The token of each hand-off, by where its sequence came from.

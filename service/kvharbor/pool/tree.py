@@ -8,7 +8,7 @@ time, for half of the columns' memory.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from kvharbor.pool.digest import ExtraKey, encode_extra_key
 from kvharbor.pool.namespaces import FIRST_ROOT, NO_BLOCK, Namespace, Namespaces
@@ -192,6 +192,13 @@ class PrefixTree:
         while child != NO_BLOCK:
             yield child
             child = self._next_sibling[child]
+
+    def child_but(self, block: int, others: Container[int]) -> int:
+        """Returns a child of a block that is none of `others`, or NO_BLOCK."""
+        child = self._first_child[block]
+        while child != NO_BLOCK and child in others:
+            child = self._next_sibling[child]
+        return child
 
     def copied_columns(self) -> tuple[list[int], list[int], list[bytes | None]]:
         """Returns each block's first child, next sibling and digest, to be read while the tree changes."""

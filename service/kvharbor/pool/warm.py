@@ -9,7 +9,7 @@ from kvharbor.pool.allocation import claim_run, hold_match, refuse_too_large
 from kvharbor.pool.errors import InvalidField, PinNotFound, RequestIdReused, WarmBudgetExceeded
 from kvharbor.pool.release import announce_end, take_down
 from kvharbor.pool.results import PinView, Prompt, Warmed
-from kvharbor.pool.sequence import Fingerprint, Pin, Sequence
+from kvharbor.pool.sequence import Pin, Sequence
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
@@ -43,11 +43,7 @@ def warmup(
             remedy="whole blocks are pinned",
         )
     refuse_too_large(state, block_count)
-    fingerprint: Fingerprint = {
-        "token_ids": (len(prompt.token_ids), hash(prompt.token_ids)),
-        "extra_keys": prompt.extra_keys,
-        "namespace": (prompt.version, prompt.adapter, prompt.salt),
-    }
+    fingerprint = pins.fingerprint(prompt)
     old = state.pins.get((tenant, name))
     if old is not None and old.sequence is not None and old.fingerprint == fingerprint:
         old.expires_at = expires_at

@@ -1,0 +1,90 @@
+"""How soon blocks are asked for again, by how often they were used before, and what keeping one is worth by that."""
+
+from typing import Final
+
+AGES: Final = 40
+"""Ages are octaves: [1, 2), [2, 4), ... published blocks."""
+_SAMPLE_COUNT: Final = 4096
+"""Contents whose reuse is followed at a time, about."""
+_MEMORY: Final = 8
+"""A content is followed until as many times the pool's blocks were published after its release."""
+_HORIZON: Final = 4
+"""Hits further away than as many times the pool's blocks earn nothing: before, everything else has its turn."""
+_RENEWALS: Final = 4
+"""The ranking is made anew so often while a pool's blocks are published once."""
+_FADING: Final = 0.98
+"""What was seen before counts so much less at each renewal: traffic changes."""
+_UNSEEN: Final = 1.0
+"""A block of each kind that is never asked for again is taken for seen, so that a kind without any has a rank."""
+
+
+def age_of(published_count: int) -> int:
+    """Returns the age of what was released so many published blocks ago."""
+    return max(published_count, 1).bit_length() - 1
+
+
+class ReuseTimes:
+    """Follows a sample of contents, cached or evicted, from each release to the next use. Bounded memory.
+
+    `density[kind][age]`: hits to come of a block of this kind and age, over the time until each of them, or until the
+    horizon. Higher is better to keep. All zeros at first. The sample is those contents whose 64-bit hash has none of
+    the bits of `sample_mask`.
+    """
+
+    def __init__(self, block_count: int, kind_count: int) -> None:
+        self.density = [[0.0] * AGES for _ in range(kind_count)]
+        self.sample_mask = (1 << max(_MEMORY * block_count // _SAMPLE_COUNT, 1).bit_length() - 1) - 1
+        self._memory = _MEMORY * block_count
+        self._horizon_age = age_of(_HORIZON * block_count)
+        self._period = max(block_count // _RENEWALS, 64)
+        self._renewed_at = 0
+        # Kind and time of the last release, by content, in order of that time.
+        self._followed: dict[int, tuple[int, int]] = {}
+        self._hits = [[0.0] * AGES for _ in range(kind_count)]
+        self._releases = [0.0] * kind_count
+
+    def released(self, content: int, kind: int, now: int) -> None:
+        """A content of the sample has no holder any more."""
+        self._followed[content] = kind, now
+        self._releases[kind] += 1
+
+    def reused(self, content: int, now: int) -> None:
+        """A content of the sample is asked for, cached or not."""
+        release = self._followed.pop(content, None)
+        if release is not None:
+            kind, released_at = release
+            self._hits[kind][age_of(now - released_at)] += 1
+
+    def advance(self, now: int) -> None:
+        """Renews the ranking when it is time to."""
+        if now - self._renewed_at >= self._period:
+            self._renewed_at = now
+            self._forget(now - self._memory)
+            for kind, hits in enumerate(self._hits):
+                self.density[kind] = self._densities(hits, self._releases[kind])
+                self._hits[kind] = [count * _FADING for count in hits]
+                self._releases[kind] *= _FADING
+
+    def _forget(self, before: int) -> None:
+        followed = self._followed
+        while followed:
+            content = next(iter(followed))
+            if followed[content][1] >= before:
+                break
+            del followed[content]
+
+    def _densities(self, hits: list[float], release_count: float) -> list[float]:
+        left = release_count + _UNSEEN
+        unused = [left]
+        for count in hits:
+            left = max(left - count, 1e-9)
+            unused.append(left)
+        densities = [0.0] * AGES
+        later_hits = later_time = 0.0
+        for age in reversed(range(AGES)):
+            if age >= self._horizon_age:
+                later_hits = later_time = 0.0
+            later_hits += hits[age]
+            later_time += (1 << age) * (unused[age] + unused[age + 1]) / 2
+            densities[age] = later_hits / later_time
+        return densities

@@ -1,0 +1,1 @@
+"""Traces run through the real pool, and through the best that could have been done."""

@@ -1,0 +1,134 @@
+"""HitDensity, alone and as the pool uses it."""
+
+import random
+
+import pytest
+from calls import allocate, cache, new_pool, present, release, span
+
+from kvharbor.pool import Pool
+from kvharbor.pool.hit_density import HitDensity
+from kvharbor.pool.reuse import AGES, ReuseTimes, age_of
+from kvharbor.pool.use_counts import MAX_USES, UseCounts
+
+
+def new_auto(block_count: int) -> Pool:
+    return new_pool(block_count, policy="auto")
+
+
+def chain(first: int, blocks: int) -> list[int]:
+    return span(first, first + 4 * blocks - 1)
+
+
+def policy_of(pool: Pool) -> HitDensity:
+    policy = pool._state.blocks.evictable
+    assert isinstance(policy, HitDensity)
+    return policy
+
+
+def test_without_any_experience_the_one_released_first_goes_first() -> None:
+    """All are worth the same then, and a chain dies from its tail [P2]."""
+    pool = new_auto(8)
+    first, second = chain(1, 4), chain(101, 4)
+    cache(pool, first)
+    cache(pool, second)
+    found = []
+    for number in range(4):
+        allocate(pool, [900, number], session=2)
+        found.append((present(pool, first), present(pool, second)))
+        pool.check_invariants()
+    assert found == [(12, 16), (8, 16), (4, 16), (0, 16)]
+
+
+def test_what_is_used_again_and_again_outlives_what_is_used_once() -> None:
+    """A prompt in steady use stays through a flood of others that are never seen again, where LRU loses it."""
+    hits = {}
+    for name in ("auto", "lru"):
+        pool = new_pool(40, policy=name)
+        hot, hits[name] = chain(1, 10), 0
+        for turn in range(300):
+            for scan in range(4):
+                cache(pool, chain(1_000 * (10 * turn + scan + 1), 12))
+            view = cache(pool, hot)
+            hits[name] += view.cached_tokens // 4
+        pool.check_invariants()
+    assert hits["auto"] > 9 * 200
+    assert hits["lru"] < 10
+
+
+def test_a_parent_whose_turn_comes_first_waits_for_its_child() -> None:
+    """[P2] A parent may stand before its child: it goes right after it, and no chain loses its middle."""
+    pool = new_auto(12)
+    policy = policy_of(pool)
+    stem = chain(1, 2)
+    cache(pool, [*stem, *chain(101, 2)])
+    # Children of later releases stand in the queue of their own uses, the stem in that of many.
+    for turn in range(MAX_USES):
+        release(pool, allocate(pool, stem, most=len(stem)))
+        assert present(pool, stem) == 8, turn
+    order = policy.pop_many(4)
+    parents = pool._state.tree.parent
+    assert all(order.index(block) < order.index(parents[block]) for block in order if parents[block] in order)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_block_goes_before_its_cached_children(seed: int) -> None:
+    """[P2] Whatever was released, revived and evicted before, in whatever shape of tree."""
+    chance = random.Random(seed)
+    pool = new_auto(24)
+    prompts: list[list[int]] = []
+    for step in range(200):
+        base = chance.choice(prompts) if prompts and chance.random() < 0.7 else []
+        kept = base[: 4 * chance.randint(0, len(base) // 4)]
+        prompt = [*kept, *chain(1_000 * (step + 1), chance.randint(1, 4))][: 4 * 12]
+        prompts.append(prompt)
+        cache(pool, prompt)
+        if chance.random() < 0.2:
+            cache(pool, chance.choice(prompts))
+        pool.check_invariants()
+
+
+def test_what_it_remembers_is_bounded() -> None:
+    """A flood of contents that are never seen again leaves no trace beyond the sample's size."""
+    pool = new_auto(64)
+    policy = policy_of(pool)
+    for number in range(1, 500):
+        cache(pool, chain(10_000 * number, 16))
+    assert len(policy._reuse._followed) <= 2 * 8 * 64
+    assert len(policy) + pool.stats().free_block_count == 64
+    assert not policy._waiting
+    assert not policy._waits_for
+
+
+def test_uses_are_remembered_for_a_while() -> None:
+    """Until the pool's blocks were published four times over, at least, and at most twice as long."""
+    counts = UseCounts(16)
+    content = 0x1234_5678_9ABC_DEF0
+    counts.remember([content], [3])
+    assert counts.of([content, content ^ 1 << 60]) == [3, 0]
+    counts.advance(64)
+    assert counts.of([content]) == [3]
+    counts.advance(63)
+    assert counts.of([content]) == [3]
+    counts.advance(1)
+    assert counts.of([content]) == [0]
+
+
+def test_ages_are_octaves() -> None:
+    """Of published blocks; at once counts as one."""
+    assert [age_of(count) for count in (0, 1, 2, 3, 4, 7, 8, 1 << 20)] == [0, 0, 1, 1, 2, 2, 3, 20]
+
+
+def test_the_density_of_a_kind_is_its_hits_over_its_block_time() -> None:
+    """By hand: four released, all used again two to four published blocks later; one is taken never to be."""
+    reuse = ReuseTimes(64, 2)
+    for content in (0, 1 << 40, 2 << 40, 3 << 40):
+        reuse.released(content, 1, 0)
+        reuse.reused(content, 2)
+    reuse.advance(64)
+    # Five live through the first octave, of length 1; five begin and one ends the second, of length 2; one stays to
+    # the horizon of 4 * 64 = 2^8 and its octave.
+    later = sum(1 << age for age in range(2, 9))
+    assert reuse.density[1][0] == pytest.approx(4 / (5 * 1 + 3 * 2 + later))
+    assert reuse.density[1][1] == pytest.approx(4 / (3 * 2 + later))
+    assert reuse.density[1][2:] == [0.0] * (AGES - 2)
+    assert reuse.density[0] == [0.0] * AGES

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cuda_stub
 from contract.leaks import no_leaks as no_leaks
 from service_process import ServiceProcess
 
@@ -17,11 +18,16 @@ StartService = Callable[..., ServiceProcess]
 SMALL_MEMORY = "64MiB"
 
 
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A service takes half a second to start: what starts one of its own is slow."""
+    """A service takes half a second to start: what starts one of its own is slow. No driver: nothing marked `gpu`."""
     for item in items:
         if {"start_service", "start_fresh"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+        if item.get_closest_marker("gpu") and not NVIDIA_DRIVER.exists():
+            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: there is no {NVIDIA_DRIVER}"))
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +39,12 @@ def _only_own_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def stub_devices() -> tuple[str, str]:
+    """UUIDs of the two devices that this process has on the stub of the CUDA driver, as 0 and 1."""
+    return cuda_stub.preload()
 
 
 @pytest.fixture(scope="module")

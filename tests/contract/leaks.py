@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+ARENA_NAMES = ("/memfd:kvharbor", "/memfd:kvstub")
+"""What host arenas, and all memory of the stub's devices, are called in /proc."""
+
 
 def open_descriptors() -> dict[str, str]:
     """Open descriptors of this process and what each of them is."""
@@ -20,7 +23,8 @@ def open_descriptors() -> dict[str, str]:
 
 def mapped_arenas() -> list[str]:
     """The lines of this process's memory map that are arenas."""
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:kvharbor" in line]
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if any(name in line for name in ARENA_NAMES)]
 
 
 @pytest.fixture

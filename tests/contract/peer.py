@@ -1,65 +1,90 @@
-"""A second process for the contract tests: the test's end of it, and what it runs.
+"""A second process for the contract tests: the test's end of it. What it runs is in peer_process.
 
 Commands travel as pickles on a Unix socket that keeps messages apart, descriptors beside them (SCM_RIGHTS).
 """
 
+import dataclasses
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from contract.arena_kinds import KINDS
-from kvharbor.gpumem import BlockViews, Descriptor, GpumemError, HostArena, Mapping, copy_blocks
+from kvharbor.gpumem import Export
 
-_MESSAGE_BYTES = 1 << 16
+MESSAGE_BYTES = 1 << 20
+MOST_DESCRIPTORS = 32
 _DEADLINE_S = 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error of gpumem's in the other process."""
+
+    reason: str
+    metadata: dict[str, str]
 
 
 class Peer:
     """The test's end: one method call is one command and its answer."""
+
+    program: ClassVar[str] = "contract.peer_process"
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.process = process
         self._channel = channel
 
     @classmethod
-    def spawned(cls) -> Self:
+    def spawned(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Starts the other process, a fresh interpreter that inherits nothing but its end of the socket."""
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.settimeout(_DEADLINE_S)
         with other:
             process = subprocess.Popen(
-                [sys.executable, "-m", "contract.peer", str(other.fileno())],
+                [sys.executable, "-m", cls.program, str(other.fileno())],
                 pass_fds=[other.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+                env={**environment, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
             )
         return cls(process, own)
 
-    def call(self, command: str, *arguments: object, fds: list[int] | None = None) -> tuple[Any, list[int]]:
-        """Runs one command there; returns its answer and the descriptors that came with it (the caller's)."""
-        socket.send_fds(self._channel, [pickle.dumps((command, arguments))], fds or [])
-        message, received, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 8)
-        if not message:
-            raise EOFError(f"the peer went away during {command}")
-        return pickle.loads(message), received
+    def ask(self, command: str, *arguments: object) -> Any:
+        """Runs one command there and returns its answer, a Refusal if that is what it was.
 
-    def ask(self, command: str, *arguments: object, fds: list[int] | None = None) -> Any:
-        """Runs one command there that sends no descriptors back."""
-        answer, received = self.call(command, *arguments, fds=fds)
-        if received:
-            raise RuntimeError(f"{command} sent {len(received)} descriptors")
-        return answer
+        Raises EOFError if the process ends over it.
+        """
+        self._send(command, arguments, ())
+        return self._answer(command)[0]
+
+    def create(self, kind: str, size_bytes: int, device: str = "") -> Export:
+        """Makes an arena there, and lets go of an earlier one; the descriptors in the export are the caller's."""
+        self._send("create", (kind, size_bytes, device), ())
+        export: Export
+        export, fds = self._answer("create")
+        return dataclasses.replace(export, fds=tuple(fds))
+
+    def attach(self, kind: str, export: Export, *, writable: bool = True) -> Refusal | None:
+        """Maps an arena there."""
+        self._send("attach", (kind, dataclasses.replace(export, fds=()), writable), export.fds)
+        refusal: Refusal | None = self._answer("attach")[0]
+        return refusal
 
     def kill(self) -> None:
         """Kills the process outright and waits until it is gone."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(_DEADLINE_S)
+
+    def _send(self, command: str, arguments: tuple[object, ...], fds: tuple[int, ...]) -> None:
+        socket.send_fds(self._channel, [pickle.dumps((command, arguments))], fds)
+
+    def _answer(self, command: str) -> tuple[Any, list[int]]:
+        message, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
+        if not message:
+            raise EOFError(f"the peer went away during {command}")
+        return pickle.loads(message), fds
 
     def __enter__(self) -> Self:
         return self
@@ -73,71 +98,3 @@ class Peer:
         finally:
             self.process.kill()
             self.process.wait()
-
-
-class _Session:
-    """The other end: an arena it may own, a mapping it may have."""
-
-    def __init__(self) -> None:
-        self.arena: HostArena | None = None
-        self.mapping: Mapping | None = None
-        self.views: BlockViews | None = None
-
-    def create(self, _fds: list[int], kind: str, descriptor: Descriptor) -> tuple[None, list[int]]:
-        self.arena = KINDS[kind].create(descriptor.size_bytes)
-        return None, KINDS[kind].export(self.arena)
-
-    def attach(self, fds: list[int], kind: str, descriptor: Descriptor, writable: bool) -> None:
-        self.mapping = KINDS[kind].attach(fds, descriptor.size_bytes, writable)
-        self.views = BlockViews(self.mapping, descriptor)
-
-    def write(self, _fds: list[int], plane: str, layer: int, block: int, content: bytes) -> None:
-        self.views.page(plane, layer, block).data[:] = content  # type: ignore[union-attr]
-
-    def read(self, _fds: list[int], plane: str, layer: int, block: int) -> bytes:
-        return self.views.page(plane, layer, block).tobytes()  # type: ignore[union-attr]
-
-    def copy(self, _fds: list[int], descriptor: Descriptor, pairs: list[tuple[int, int]]) -> None:
-        copy_blocks(self.mapping, descriptor, pairs)  # type: ignore[arg-type]
-
-    def store_raw(self, _fds: list[int]) -> None:
-        """Stores past the read-only flag of a read-only mapping, which must end this process."""
-        self.mapping.region[0] = 1  # type: ignore[union-attr]
-
-    def detach(self, _fds: list[int]) -> None:
-        self.views.close()  # type: ignore[union-attr]
-        self.mapping.close()  # type: ignore[union-attr]
-
-    def arena_lines(self, _fds: list[int]) -> tuple[int, int]:
-        """How often an arena stands in the memory map of this process, and of a child forked from it."""
-        child = os.fork()
-        if child == 0:
-            os._exit(_arena_line_count())
-        _, status = os.waitpid(child, 0)
-        return _arena_line_count(), os.waitstatus_to_exitcode(status)
-
-
-def _arena_line_count() -> int:
-    return Path("/proc/self/maps").read_text().count("/memfd:kvharbor")
-
-
-def _serve(channel: socket.socket) -> None:
-    session = _Session()
-    while True:
-        message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 8)
-        if not message:
-            return
-        command, arguments = pickle.loads(message)
-        try:
-            answer = getattr(session, command)(fds, *arguments)
-        except GpumemError as refusal:
-            answer = refusal.reason
-        for fd in fds:
-            os.close(fd)
-        content, sent = answer if isinstance(answer, tuple) and command == "create" else (answer, [])
-        socket.send_fds(channel, [pickle.dumps(content)], sent)
-
-
-if __name__ == "__main__":
-    with closing(socket.socket(fileno=int(sys.argv[1]))) as inherited:
-        _serve(inherited)

@@ -10,9 +10,25 @@ import numpy as np
 import pytest
 
 from contract.leaks import open_descriptors
-from kvharbor.gpumem import ArenaClosed, ArenaUnfit, HostArena, Mapping
+from kvharbor.gpumem import (
+    ArenaClosed,
+    ArenaKind,
+    ArenaUnfit,
+    BlockViews,
+    DataType,
+    Export,
+    HostArena,
+    Layout,
+    Mapping,
+    MappingInUse,
+)
 
 SIZE_BYTES = 1 << 16
+DESCRIPTOR = Layout.attention("m", 3, 2, 8, DataType.FLOAT16, 16).descriptor(6)
+
+
+def exported(fd: int, size_bytes: int = SIZE_BYTES) -> Export:
+    return Export(ArenaKind.HOST, size_bytes, fds=(fd,))
 
 
 @pytest.fixture
@@ -44,7 +60,7 @@ def test_a_reserved_arena_has_all_its_pages(arena: HostArena) -> None:
 def test_a_file_shorter_than_the_mapping_is_refused(arena: HostArena) -> None:
     """It would be mapped without complaint and be a SIGBUS at the first touch of the missing part."""
     with pytest.raises(ArenaUnfit, match=f"cannot map {SIZE_BYTES + 1} bytes .* it has {SIZE_BYTES}"):
-        Mapping.attach(arena.fd, SIZE_BYTES + 1)
+        Mapping.attach(exported(arena.fd, SIZE_BYTES + 1))
 
 
 def _unsealed(_folder: Path) -> int:
@@ -66,7 +82,7 @@ def test_a_file_that_can_shrink_is_refused(make: Callable[[Path], int], cause: s
     try:
         # A tmpfs may answer for its seals too; either refusal is right for a file on disk.
         with pytest.raises(ArenaUnfit, match=f"{cause}|not sealed"):
-            Mapping.attach(fd, SIZE_BYTES)
+            Mapping.attach(exported(fd))
     finally:
         os.close(fd)
 
@@ -76,8 +92,8 @@ def test_a_descriptor_for_reading_maps_read_only_and_is_refused_for_writing(aren
     fd = os.open(f"/proc/self/fd/{arena.fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with pytest.raises(ArenaUnfit, match="does not allow this mapping to write"):
-            Mapping.attach(fd, SIZE_BYTES)
-        with Mapping.attach(fd, SIZE_BYTES, writable=False) as mapping:
+            Mapping.attach(exported(fd))
+        with Mapping.attach(exported(fd), writable=False) as mapping:
             assert mapping.buffer.readonly is True
     finally:
         os.close(fd)
@@ -108,8 +124,62 @@ def test_a_closed_arena_and_a_closed_mapping_say_so(arena: HostArena) -> None:
 def test_a_descriptor_that_is_not_open_is_the_systems_own_error() -> None:
     """A wrong number is a bug of the caller's; it is not dressed up as an unfit arena."""
     with pytest.raises(OSError, match="Bad file descriptor") as raised:
-        Mapping.attach(1 << 20, SIZE_BYTES)
+        Mapping.attach(exported(1 << 20))
     assert raised.value.errno == errno.EBADF
+
+
+def test_numpy_and_torch_views_are_the_same_memory_without_a_copy(arena: HostArena) -> None:
+    """A store through one view is read through every other, and through the raw page."""
+    with arena.map() as mapping:
+        views = BlockViews(mapping, DESCRIPTOR)
+        array, tensor = views.numpy("v", 2), views.torch("v", 2)
+        array[3, 5, 1, :] = 1.5
+        assert tensor[3, 5, 1].tolist() == [1.5] * 8
+        tensor[3, 5, 0] = 2.5
+        assert array[3, 5, 0].tolist() == [2.5] * 8
+        assert views.page("v", 2, 3).tobytes() == array[3].tobytes()
+        assert (tensor.shape, array.shape) == ((6, 16, 2, 8), (6, 16, 2, 8))
+        del array, tensor
+        views.close()
+
+
+@pytest.mark.parametrize("make_view", [BlockViews.numpy, BlockViews.torch])
+def test_a_mapping_cannot_be_closed_under_an_array_or_a_tensor(make_view: object, arena: HostArena) -> None:
+    """M8: what is left of the views keeps it, after they themselves are closed."""
+    with arena.map() as mapping:
+        views = BlockViews(mapping, DESCRIPTOR)
+        view = make_view(views, "k", 0)  # type: ignore[operator]
+        views.close()
+        with pytest.raises(MappingInUse, match="live views"):
+            mapping.close()
+        view[1] = 1
+        del view
+
+
+def test_a_read_only_mapping_gives_read_only_arrays(arena: HostArena) -> None:
+    """It sees what others write, and numpy refuses a store before the memory does."""
+    with arena.map() as writer, arena.map(writable=False) as mapping:
+        views, reader = BlockViews(writer, DESCRIPTOR), BlockViews(mapping, DESCRIPTOR)
+        views.numpy("k", 1)[2] = 4
+        assert set(reader.numpy("k", 1)[2].ravel().tolist()) == {4.0}
+        assert set(reader.torch("k", 1)[2].ravel().tolist()) == {4.0}
+        for array in (reader.numpy("k", 1), reader.page("k", 1, 2), reader.numpy_run("k", 1, 2, 1)):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+        del array
+        views.close()
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    "export",
+    [Export(ArenaKind.CUDA_IPC, SIZE_BYTES), Export(ArenaKind.HOST, SIZE_BYTES), Export(ArenaKind.HOST, 0, fds=(0,))],
+    ids=["another kind", "no descriptor", "no bytes"],
+)
+def test_an_export_that_is_not_a_host_arenas_is_refused(export: Export) -> None:
+    """What a process is sent is checked before it is mapped."""
+    with pytest.raises(ArenaUnfit):
+        Mapping.attach(export)
 
 
 def test_another_arena_takes_the_place_of_the_first_under_living_views(arena: HostArena) -> None:
@@ -124,7 +194,7 @@ def test_another_arena_takes_the_place_of_the_first_under_living_views(arena: Ho
         assert view[5] == 0
         assert not any("kvharbor" in line for line in _lines_at(address))
         view[5] = 1
-        mapping.replace(second.fd)
+        mapping.replace(second.export())
         assert (view[5], view.ctypes.data) == (9, address)
         assert all("kvharbor-second" in line for line in _lines_at(address))
         assert "dc" in _flags_at(address)
@@ -139,9 +209,9 @@ def test_an_unfit_arena_takes_nobodys_place(arena: HostArena) -> None:
     with HostArena.create(SIZE_BYTES // 2, name="kvharbor-short") as short, arena.map() as mapping:
         mapping.buffer[5] = 7
         with pytest.raises(ArenaUnfit):
-            mapping.replace(short.fd)
+            mapping.replace(exported(short.fd))
         assert mapping.buffer[5] == 7
-    for place in (mapping.vacate, lambda: mapping.replace(arena.fd)):
+    for place in (mapping.vacate, lambda: mapping.replace(exported(arena.fd))):
         with pytest.raises(ArenaClosed):
             place()
 
@@ -151,7 +221,7 @@ def test_a_read_only_mapping_stays_one_in_another_place(arena: HostArena) -> Non
     with HostArena.create(SIZE_BYTES, name="kvharbor-second") as second, arena.map(writable=False) as mapping:
         address = np.frombuffer(mapping.buffer, np.uint8).ctypes.data
         mapping.vacate()
-        mapping.replace(second.fd)
+        mapping.replace(second.export())
         assert mapping.buffer.readonly
         assert all(" r--s " in line for line in _lines_at(address))
 

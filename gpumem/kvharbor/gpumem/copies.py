@@ -20,7 +20,7 @@ def copy_blocks(mapping: Mapping, descriptor: Descriptor, pairs: Sequence[tuple[
     """
     if mapping.size_bytes < descriptor.size_bytes:
         raise ArenaUnfit(f"the mapping has {mapping.size_bytes}", size_bytes=descriptor.size_bytes)
-    _check_pairs(descriptor, pairs)
+    check_pairs(descriptor, pairs)
     flat = np.frombuffer(mapping.buffer, dtype=np.uint8, count=descriptor.size_bytes)
     if descriptor.layout.order is BlockOrder.BLOCK_MAJOR:
         blocks = flat.reshape(descriptor.block_count, descriptor.layout.block_bytes)
@@ -35,7 +35,8 @@ def copy_blocks(mapping: Mapping, descriptor: Descriptor, pairs: Sequence[tuple[
             np.positive(pages[:, source], out=pages[:, destination])
 
 
-def _check_pairs(descriptor: Descriptor, pairs: Sequence[tuple[int, int]]) -> None:
+def check_pairs(descriptor: Descriptor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Raises OutOfBounds or CopyConflict for pairs that cannot be copied in one go, whatever their order [M10]."""
     sources = {source for source, _ in pairs}
     written: set[int] = set()
     for source, destination in pairs:

@@ -2,16 +2,18 @@
 
     GpumemError
       caller's mistake   LayoutInvalid, ArenaTooSmall, PlaneUnknown, OutOfBounds, CopyConflict,
-                         ViewUnavailable
-      state says no      LayoutMismatch, ArenaUnfit, MappingInUse
+                         ViewUnavailable, CudaRuntimeUnknown
+      state says no      LayoutMismatch, ArenaUnfit, MappingInUse, DeviceNotVisible, IpcRefused, CudaUnavailable,
+                         ArenaUnproven
       full               InsufficientMemory
       gone               ArenaClosed, ReservationCancelled
+      device broken      DeviceFailed: its state is not known any more, end the process
 
 Each class has a constant `reason`; its values are attributes, and the message and `metadata()` are built
 from them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -103,6 +105,18 @@ class ViewUnavailable(GpumemError):
         super().__init__(f"no {view} view of plane {plane!r}: {cause}")
 
 
+class CudaRuntimeUnknown(GpumemError):
+    """There is no CUDA runtime of that name to choose; `variable` is where it may have come from."""
+
+    reason = "CUDA_RUNTIME_UNKNOWN"
+
+    def __init__(self, runtime: str, *, known_runtimes: str, variable: str) -> None:
+        self.runtime = _shortened(runtime)
+        self.known_runtimes = known_runtimes
+        self.variable = variable
+        super().__init__(f"no CUDA runtime {self.runtime}: set one of {known_runtimes} (in the environment {variable})")
+
+
 class LayoutMismatch(GpumemError):
     """Two layouts that had to be equal differ; `differences` names every field with both values."""
 
@@ -122,14 +136,14 @@ class LayoutMismatch(GpumemError):
 
 
 class ArenaUnfit(GpumemError):
-    """A file descriptor is not an arena that can be mapped safely."""
+    """An export, or the file descriptor of one, is not an arena that can be mapped safely."""
 
     reason = "ARENA_UNFIT"
 
     def __init__(self, cause: str, *, size_bytes: int) -> None:
         self.cause = cause
         self.size_bytes = size_bytes
-        super().__init__(f"cannot map {size_bytes} bytes of this descriptor: {cause}")
+        super().__init__(f"cannot map {size_bytes} bytes of this arena: {cause}")
 
 
 class MappingInUse(GpumemError):
@@ -143,6 +157,80 @@ class MappingInUse(GpumemError):
             f"the mapping of {size_bytes} bytes still has live views: close its BlockViews and drop every "
             f"array, tensor and memoryview over it, then close again"
         )
+
+
+class DeviceNotVisible(GpumemError):
+    """The memory lies on a device that this process does not see."""
+
+    reason = "DEVICE_NOT_VISIBLE"
+
+    def __init__(self, device: str, visible_devices: Sequence[str]) -> None:
+        self.device = device
+        self.visible_devices = ", ".join(visible_devices) or "none"
+        self.remedy = (
+            "let the process see the device (CUDA_VISIBLE_DEVICES, or the container's devices), or run it on the "
+            "device that it sees"
+        )
+        super().__init__(f"device {device} is not visible here, visible: {self.visible_devices}: {self.remedy}")
+
+
+class IpcRefused(GpumemError):
+    """CUDA IPC does not work from the exporting process to this one; `cause` says why."""
+
+    reason = "IPC_REFUSED"
+
+    def __init__(self, cause: str, *, device: str, exporter_pid: int, own_pid: int, remedy: str) -> None:
+        self.cause = cause
+        self.device = device
+        self.exporter_pid = exporter_pid
+        self.own_pid = own_pid
+        self.remedy = remedy
+        super().__init__(
+            f"process {own_pid} cannot open memory of device {device} that process {exporter_pid} has exported: "
+            f"{cause}: {remedy}"
+        )
+
+
+class CudaUnavailable(GpumemError):
+    """There is no CUDA in this process: no package, no driver library, or no device."""
+
+    reason = "CUDA_UNAVAILABLE"
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        self.cause = cause
+        self.remedy = remedy
+        super().__init__(f"CUDA is not available: {cause}: {remedy}")
+
+
+class DeviceFailed(GpumemError):
+    """A call of CUDA failed. `code` is the driver's name for the result, `detail` its text, if it has one."""
+
+    reason = "DEVICE_FAILED"
+
+    def __init__(self, call: str, code: str, detail: str) -> None:
+        self.call = call
+        self.code = code
+        self.detail = detail
+        super().__init__(f"{call} failed with {code}" + (f" ({detail})" if detail else ""))
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the device had no room, which breaks nothing."""
+        return self.code in ("CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation")
+
+
+class ArenaUnproven(GpumemError):
+    """Memory of that kind, made here, could not be used by another process. `device` is a UUID, or "" for the host."""
+
+    reason = "ARENA_UNPROVEN"
+
+    def __init__(self, arena: str, *, device: str, cause: str, remedy: str) -> None:
+        self.arena = str(arena)
+        self.device = device
+        self.cause = cause
+        self.remedy = remedy
+        where = f" on device {device}" if device else ""
+        super().__init__(f"the arena {arena}{where} does not work between two processes: {cause}: {remedy}")
 
 
 class InsufficientMemory(GpumemError):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar, Self
 
+from kvharbor.gpumem.arena import ArenaKind, Export
 from kvharbor.gpumem.errors import ArenaClosed, LayoutInvalid, ReservationCancelled
 from kvharbor.gpumem.mapping import Mapping
 from kvharbor.gpumem.room import require_room
@@ -30,8 +31,7 @@ class HostArena:
     is gone. Fresh memory reads as zeros [P6].
     """
 
-    grace_s: ClassVar[float] = 0.0
-    """How long after its last process's exit something may still touch the memory: nothing, as no device has it."""
+    kind: ClassVar[ArenaKind] = ArenaKind.HOST
 
     def __init__(self, fd: int, *, size_bytes: int, memory_max_bytes: int) -> None:
         self._fd: int | None = fd
@@ -100,9 +100,13 @@ class HostArena:
             if progress is not None:
                 progress(self.reserved_bytes)
 
+    def export(self) -> Export:
+        """Returns what another process needs to map the arena; the descriptor in it is the arena's."""
+        return Export(ArenaKind.HOST, self.size_bytes, fds=(self.fd,))
+
     def map(self, *, writable: bool = True) -> Mapping:
         """Maps the arena in this process; the mapping is the caller's to close and may outlive the arena."""
-        return Mapping.attach(self.fd, self.size_bytes, writable=writable)
+        return Mapping.attach(self.export(), writable=writable)
 
     def close(self) -> None:
         """Closes the descriptor; repeated calls do nothing. Mappings, here and elsewhere, stay valid."""

@@ -13,10 +13,11 @@ import mmap
 import os
 import threading
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
+from kvharbor.gpumem.arena import ArenaKind, Export
 from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, MappingInUse
 
 _MAP_FIXED = 0x10
@@ -32,6 +33,8 @@ class Mapping:
     known to be dead. Touching the mapping there is a SIGSEGV.
     """
 
+    kind: ClassVar[ArenaKind] = ArenaKind.HOST
+
     def __init__(self, region: mmap.mmap, *, size_bytes: int, writable: bool) -> None:
         self._region: mmap.mmap | None = region
         self._placing = threading.Lock()
@@ -39,14 +42,15 @@ class Mapping:
         self.writable = writable
 
     @classmethod
-    def attach(cls, fd: int, size_bytes: int, *, writable: bool = True) -> Self:
-        """Maps the first `size_bytes` of the arena behind `fd`, which stays the caller's and may be closed.
+    def attach(cls, export: Export, *, writable: bool = True) -> Self:
+        """Maps the first `size_bytes` of a host arena, whose descriptor stays the caller's and may be closed.
 
-        Raises ArenaUnfit when the descriptor is no memfd, can shrink under the mapping, is shorter than
-        `size_bytes`, or allows reading only where `writable` is asked for: each of these would otherwise
-        be a SIGBUS or SIGSEGV later [M6].
+        Raises ArenaUnfit when the export is not one of a host arena, or its descriptor is no memfd, can shrink under
+        the mapping, is shorter than `size_bytes`, or allows reading only where `writable` is asked for: each of these
+        would otherwise be a SIGBUS or SIGSEGV later [M6].
         """
-        _require_fit(fd, size_bytes)
+        size_bytes = export.size_bytes
+        fd = _fit_descriptor(export)
         # The placeholder is always writable, so that torch takes its buffer without a warning; what may be
         # stored is decided by the protection, and `buffer` is read-only where the memory is.
         region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -66,12 +70,15 @@ class Mapping:
         with self._placing:
             _place(-1, self.region, self.size_bytes, writable=True)
 
-    def replace(self, fd: int) -> None:
-        """Puts the arena behind `fd` in the place of what is mapped, so that existing views show it [M11].
+    def replace(self, export: Export) -> None:
+        """Puts another arena in the place of what is mapped, so that existing views show it [M11].
 
-        `fd` stays the caller's. Raises ArenaUnfit as `attach` does, with what was mapped still there; ArenaClosed.
+        Its descriptor stays the caller's. Raises ArenaUnfit as `attach` does, with what was mapped still there, and
+        also unless it has this mapping's size; ArenaClosed.
         """
-        _require_fit(fd, self.size_bytes)
+        if export.size_bytes != self.size_bytes:
+            raise ArenaUnfit(f"the other arena has {export.size_bytes}", size_bytes=self.size_bytes)
+        fd = _fit_descriptor(export)
         with self._placing:
             _place(fd, self.region, self.size_bytes, writable=self.writable)
 
@@ -111,9 +118,13 @@ class Mapping:
         self.close()
 
 
-def _require_fit(fd: int, size_bytes: int) -> None:
+def _fit_descriptor(export: Export) -> int:
+    size_bytes = export.size_bytes
+    if export.kind is not ArenaKind.HOST or len(export.fds) != 1:
+        raise ArenaUnfit(f"it is {export.kind} memory with {len(export.fds)} descriptors", size_bytes=size_bytes)
     if size_bytes < 1:
         raise ArenaUnfit("a mapping has at least one byte", size_bytes=size_bytes)
+    (fd,) = export.fds
     file_bytes = os.fstat(fd).st_size
     if file_bytes < size_bytes:
         raise ArenaUnfit(f"it has {file_bytes}", size_bytes=size_bytes)
@@ -125,6 +136,7 @@ def _require_fit(fd: int, size_bytes: int) -> None:
         raise ArenaUnfit("it is not a memfd", size_bytes=size_bytes) from None
     if seals & _REQUIRED_SEALS != _REQUIRED_SEALS:
         raise ArenaUnfit("it is not sealed against shrinking", size_bytes=size_bytes)
+    return fd
 
 
 def _place(fd: int, region: mmap.mmap, size_bytes: int, *, writable: bool) -> None:

@@ -1,4 +1,4 @@
-"""Zero-copy views of blocks, for numpy and torch.
+"""Zero-copy views of blocks, for numpy, CuPy and torch.
 
 Views are plain arrays and tensors over the mapped memory: they own nothing, cost no copy, and keep the
 mapping from being closed while they live. Who may write to which block is the pool's affair.
@@ -6,29 +6,23 @@ mapping from being closed while they live. Who may write to which block is the p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from kvharbor.gpumem.arena import DeviceMapped, Mapped
 from kvharbor.gpumem.bounds import check_bounds
+from kvharbor.gpumem.device_views import DeviceWindows
 from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, OutOfBounds, ViewUnavailable
+from kvharbor.gpumem.host_views import HostWindows
 from kvharbor.gpumem.layout import Descriptor, PlaneSpan
 from kvharbor.gpumem.mapping import Mapping
-from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType, Plane
+from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType
+from kvharbor.gpumem.windows import Window
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# numpy has no bfloat16 and no float8: their views show the raw bits.
-_NUMPY_TYPES: dict[DataType, type[np.generic]] = {
-    DataType.FLOAT32: np.float32,
-    DataType.FLOAT16: np.float16,
-    DataType.BFLOAT16: np.uint16,
-    DataType.FLOAT8_E4M3: np.uint8,
-    DataType.FLOAT8_E5M2: np.uint8,
-    DataType.UINT8: np.uint8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,63 +37,81 @@ class BlockViews:
     """Makes views of one mapping by the addresses of one descriptor.
 
     Shapes are `[block, token, head, dim]`, indexed by block id (scratch blocks included), and
-    `[token, head, dim]` for a run. Of a read-only mapping numpy arrays are read-only; torch knows no
-    read-only tensors, so a store through one of those ends the process with SIGSEGV. Where numpy has no
-    such type (bfloat16: uint16, float8: uint8) its arrays show the raw bits.
+    `[token, head, dim]` for a run. Host memory has numpy arrays and device memory CuPy arrays, and asking for
+    the other raises ViewUnavailable; both have torch tensors. Where numpy and CuPy have no such type (bfloat16:
+    uint16, float8: uint8) their arrays show the raw bits.
+
+    Of a read-only mapping numpy arrays are read-only. torch and CuPy know nothing of the kind: a store through
+    one of theirs ends the process with SIGSEGV, on a device its CUDA context.
 
     Raises ArenaUnfit when the mapping is shorter than the descriptor. `close` before the mapping.
     """
 
-    def __init__(self, mapping: Mapping, descriptor: Descriptor) -> None:
+    def __init__(self, mapping: Mapped, descriptor: Descriptor) -> None:
         if mapping.size_bytes < descriptor.size_bytes:
             raise ArenaUnfit(f"the mapping has {mapping.size_bytes}", size_bytes=descriptor.size_bytes)
         self.descriptor = descriptor
-        self._mapping = mapping
-        self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(
-            mapping.buffer, dtype=np.uint8, count=descriptor.size_bytes
-        )
-        self._tensors: dict[DataType, Tensor] = {}
+        self._windows: HostWindows | DeviceWindows | None = _windows_on(mapping, descriptor.size_bytes)
 
     def numpy(self, plane: str, layer: int) -> npt.NDArray[Any]:
-        """Returns one layer of a plane, `[block, token, head, dim]`."""
-        span = self._span(plane, layer, view="numpy")
-        return self._array(span, layer, 0, (self.descriptor.block_count, *self._page_shape(span)))
+        """Returns one layer of a plane in host memory, `[block, token, head, dim]`."""
+        window = self._layer(plane, layer, view="numpy")
+        return self._shown().numpy(window)
+
+    def cupy(self, plane: str, layer: int) -> Any:
+        """Returns one layer of a plane in device memory, `[block, token, head, dim]`, as a `cupy.ndarray`."""
+        window = self._layer(plane, layer, view="cupy")
+        return self._shown().cupy(window)
 
     def torch(self, plane: str, layer: int) -> "Tensor":
         """Returns one layer of a plane, `[block, token, head, dim]`, in the plane's own type."""
-        span = self._span(plane, layer, view="torch")
-        return self._tensor(span, layer, 0, (self.descriptor.block_count, *self._page_shape(span)))
+        window = self._layer(plane, layer, view="torch")
+        return self._shown().torch(window)
 
     def numpy_run(self, plane: str, layer: int, first_block: int, block_count: int) -> npt.NDArray[Any]:
-        """Returns neighbouring blocks of one layer as `[token, head, dim]`, contiguous.
+        """Returns neighbouring blocks of one layer in host memory as `[token, head, dim]`, contiguous.
 
         More than one block needs a layout in which neighbours touch (layer-major): elsewhere it raises
         ViewUnavailable, and a slice of `numpy(plane, layer)` is the strided view to take.
         """
-        span = self._span(plane, layer, view="run")
-        shape = self._run_shape(span, first_block, block_count)
-        return self._array(span, layer, first_block, shape)
+        window = self._run(plane, layer, first_block, block_count)
+        return self._shown().numpy(window)
+
+    def cupy_run(self, plane: str, layer: int, first_block: int, block_count: int) -> Any:
+        """Returns what `numpy_run` does, of device memory, as a `cupy.ndarray`."""
+        window = self._run(plane, layer, first_block, block_count)
+        return self._shown().cupy(window)
 
     def torch_run(self, plane: str, layer: int, first_block: int, block_count: int) -> "Tensor":
         """Returns what `numpy_run` does, as a tensor in the plane's own type."""
-        span = self._span(plane, layer, view="run")
-        shape = self._run_shape(span, first_block, block_count)
-        return self._tensor(span, layer, first_block, shape)
+        window = self._run(plane, layer, first_block, block_count)
+        return self._shown().torch(window)
 
-    def page(self, plane: str, layer: int, block: int) -> npt.NDArray[np.uint8]:
-        """Returns the raw bytes of one page, `[page_bytes]`; the one view that opaque interiors have."""
+    def page(self, plane: str, layer: int, block: int) -> Any:
+        """Returns the raw bytes of one page, `[page_bytes]` of uint8; the one view that opaque interiors have.
+
+        A numpy array of host memory, a `cupy.ndarray` of device memory.
+        """
         first = self.descriptor.page_offset_bytes(plane, layer, block)
-        return self._flat()[first : first + self.descriptor.span(plane).plane.page_bytes]
+        page_bytes = self.descriptor.span(plane).plane.page_bytes
+        return self._shown().raw(Window(plane, DataType.UINT8, first, (page_bytes,), (1,)))
 
     def close(self) -> None:
         """Lets go of the mapping; views already handed out stay valid and keep the mapping open."""
-        self._bytes = None
-        self._tensors.clear()
+        self._windows = None
 
-    def _flat(self) -> npt.NDArray[np.uint8]:
-        if self._bytes is None:
+    def _shown(self) -> HostWindows | DeviceWindows:
+        if self._windows is None:
             raise ArenaClosed("set of views")
-        return self._bytes
+        return self._windows
+
+    def _layer(self, plane: str, layer: int, *, view: str) -> Window:
+        span = self._span(plane, layer, view=view)
+        return _window(span, layer, 0, (self.descriptor.block_count, *self._page_shape(span)))
+
+    def _run(self, plane: str, layer: int, first_block: int, block_count: int) -> Window:
+        span = self._span(plane, layer, view="run")
+        return _window(span, layer, first_block, self._run_shape(span, first_block, block_count))
 
     def _span(self, name: str, layer: int, *, view: str) -> PlaneSpan:
         span = self.descriptor.span(name)
@@ -122,46 +134,10 @@ class BlockViews:
             raise ViewUnavailable(
                 "run",
                 span.plane.name,
-                "its blocks do not touch in this order; slice numpy() or torch(), or use runs of one block",
+                "its blocks do not touch in this order; slice numpy() or torch() (or cupy()), or use runs of one block",
             )
         tokens, heads, dims = self._page_shape(span)
         return block_count * tokens, heads, dims
-
-    def _array(self, span: PlaneSpan, layer: int, block: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        return np.ndarray(
-            shape,
-            dtype=_NUMPY_TYPES[span.plane.data_type],
-            buffer=self._flat(),
-            offset=_offset_bytes(span, layer, block),
-            strides=_strides(span, shape, span.plane.data_type.itemsize),
-        )
-
-    def _tensor(self, span: PlaneSpan, layer: int, block: int, shape: tuple[int, ...]) -> "Tensor":
-        item_bytes = span.plane.data_type.itemsize
-        base = self._tensor_base(span.plane)
-        return base.as_strided(
-            shape,
-            [stride // item_bytes for stride in _strides(span, shape, item_bytes)],
-            _offset_bytes(span, layer, block) // item_bytes,
-        )
-
-    def _tensor_base(self, plane: Plane) -> "Tensor":
-        self._flat()
-        base = self._tensors.get(plane.data_type)
-        if base is None:
-            try:
-                import torch
-            except ModuleNotFoundError as missing:
-                raise ViewUnavailable(
-                    "torch", plane.name, "torch is not installed; install it or use numpy"
-                ) from missing
-            # torch keeps the object but not its buffer: only a memoryview in between stops the mapping from
-            # being closed under a tensor [M8].
-            guard = memoryview(self._mapping.region)
-            flat = torch.frombuffer(guard, dtype=torch.uint8, count=self.descriptor.size_bytes)
-            base = flat.view(getattr(torch, plane.data_type.value))
-            self._tensors[plane.data_type] = base
-        return base
 
 
 def block_runs(table: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[Run]:
@@ -174,12 +150,20 @@ def block_runs(table: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[Run]
     return [Run(first, count) for first, count in zip(blocks[starts].tolist(), lengths.tolist(), strict=True)]
 
 
-def _offset_bytes(span: PlaneSpan, layer: int, block: int) -> int:
-    return span.offset_bytes + layer * span.layer_stride_bytes + block * span.block_stride_bytes
+def _windows_on(mapping: Mapped, size_bytes: int) -> HostWindows | DeviceWindows:
+    if isinstance(mapping, Mapping):
+        return HostWindows(mapping, size_bytes)
+    return DeviceWindows(cast(DeviceMapped, mapping), size_bytes)
 
 
-def _strides(span: PlaneSpan, shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+def _window(span: PlaneSpan, layer: int, block: int, shape: tuple[int, ...]) -> Window:
+    offset_bytes = span.offset_bytes + layer * span.layer_stride_bytes + block * span.block_stride_bytes
+    return Window(span.plane.name, span.plane.data_type, offset_bytes, shape, _strides(span, shape))
+
+
+def _strides(span: PlaneSpan, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Byte strides of a view whose inner three axes are contiguous and whose fourth, if any, is the block."""
     heads, dims = shape[-2:]
+    item_bytes = span.plane.data_type.itemsize
     inner = (heads * dims * item_bytes, dims * item_bytes, item_bytes)
     return inner if len(shape) == 3 else (span.block_stride_bytes, *inner)

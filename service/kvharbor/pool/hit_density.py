@@ -27,7 +27,7 @@ _WAITING: Final = 254
 
 
 class HitDensity:
-    """An EvictionPolicy. O(1) a block, amortised; about 30 bytes a block, and a bounded sample of what was evicted.
+    """An EvictionPolicy. O(1) a block, amortised; about 25 bytes a block, and a bounded sample of what was evicted.
 
     A block whose turn comes while it has cached children waits for one of them, and has its turn right after it [P2].
     """
@@ -39,7 +39,7 @@ class HitDensity:
         # Each cached block's queue.
         self._place = bytearray([_NOWHERE]) * id_count
         self._uses = bytearray(id_count)
-        self._content = array("Q", bytes(8 * id_count))
+        self._content = array("I", bytes(4 * id_count))
         self._followed = bytearray(id_count)
         # The parent that waits for a child, by the child; the child, and the time of release, by the parent.
         self._waiting: dict[int, int] = {}
@@ -50,7 +50,7 @@ class HitDensity:
 
     def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """As EvictionPolicy says."""
-        contents = array("Q", b"".join([digest[:8] for digest in digests]))
+        contents = array("I", b"".join([digest[:4] for digest in digests]))
         own_content, all_uses, followed, reuse = self._content, self._uses, self._followed, self._reuse
         for block, content, uses in zip(blocks, contents, self._counts.of(contents), strict=True):
             own_content[block] = content
@@ -94,18 +94,20 @@ class HitDensity:
     def pop_many(self, block_count: int) -> list[int]:
         """As EvictionPolicy says."""
         victims: dict[int, None] = {}
+        child_but = self._tree.child_but
         while len(victims) < block_count:
-            queue = self._queues[self._poorest()]
+            kind = self._poorest()
+            queue = self._queues[kind]
             released_at = next(iter(queue.values()))
             run = []
             # All that were released at a time are worth the same.
             for block, time in islice(queue.items(), block_count - len(victims)):
-                child = self._tree.child_but(block, victims)
+                child = child_but(block, victims)
                 if time != released_at or child != NO_BLOCK:
                     break
                 victims[block] = None
                 run.append(block)
-            self._evict(run)
+            self._evict(run, kind)
             if not run:
                 self._wait(block, child)
         return list(victims)
@@ -132,10 +134,16 @@ class HitDensity:
         ]
         return min(ranked)[2]
 
-    def _evict(self, blocks: list[int]) -> None:
+    def _evict(self, blocks: list[int], kind: int) -> None:
+        """Takes out blocks of one queue that are evicted; parents that waited for them are next in it."""
+        queue, place = self._queues[kind], self._place
         for block in blocks:
-            self._leave(block)
+            del queue[block]
+            place[block] = _NOWHERE
         self._counts.remember([self._content[block] for block in blocks], [self._uses[block] for block in blocks])
+        if self._waiting:
+            for block in blocks:
+                self._let_parent_in(block, kind)
 
     def _wait(self, block: int, child: int) -> None:
         self._waits_for[block] = child, self._queues[self._place[block]].pop(block)
@@ -143,7 +151,7 @@ class HitDensity:
         self._place[block] = _WAITING
 
     def _leave(self, block: int) -> None:
-        """Takes a block out; whoever waited for it is next in its queue."""
+        """Takes a block out that stays as it is, or is freed by somebody's choice."""
         kind = self._place[block]
         self._place[block] = _NOWHERE
         if kind == _WAITING:
@@ -151,9 +159,14 @@ class HitDensity:
             del self._waiting[child]
         else:
             del self._queues[kind][block]
-        if block in self._waiting:
-            parent = self._waiting.pop(block)
-            _, released_at = self._waits_for.pop(parent)
-            self._place[parent] = turn = self._uses[parent] - 1 if kind == _WAITING else kind
-            self._queues[turn][parent] = released_at
-            self._queues[turn].move_to_end(parent, last=False)
+        if self._waiting:
+            self._let_parent_in(block, self._uses[block] - 1)
+
+    def _let_parent_in(self, block: int, kind: int) -> None:
+        """Puts the parent that waited for a block, if any, where its turn comes next."""
+        parent = self._waiting.pop(block, None)
+        if parent is not None:
+            queue = self._queues[kind]
+            _, queue[parent] = self._waits_for.pop(parent)
+            queue.move_to_end(parent, last=False)
+            self._place[parent] = kind

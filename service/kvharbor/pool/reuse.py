@@ -27,7 +27,7 @@ class ReuseTimes:
     """Follows a sample of contents, cached or evicted, from each release to the next use. Bounded memory.
 
     `density[kind][age]`: hits to come of a block of this kind and age, over the time until each of them, or until the
-    horizon. Higher is better to keep. All zeros at first. The sample is those contents whose 64-bit hash has none of
+    horizon. Higher is better to keep. All zeros at first. The sample is those contents whose 32-bit hash has none of
     the bits of `sample_mask`.
     """
 

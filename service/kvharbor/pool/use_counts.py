@@ -10,14 +10,14 @@ _SPAN: Final = 4
 """A content is remembered until as many times the pool's blocks were published after it, at least."""
 _COUNT_BITS: Final = 4
 _MOST: Final = (1 << _COUNT_BITS) - 1
-_MARK_SHIFT: Final = 64 - (16 - _COUNT_BITS)
+_MARK_SHIFT: Final = 32 - (16 - _COUNT_BITS)
 
 
 class UseCounts:
     """A table by hash in two halves, the older one of which is dropped now and then; 16 bytes a block.
 
-    An entry is the leading bits of a hash and a count. Contents with the same place push each other out, and one in
-    4,096 that share one is taken for the other: a policy that is told so errs in its order, and in nothing else.
+    An entry is the leading bits of a hash and a count. Contents with the same place push each other out, and one in a
+    thousand or more that share one is taken for the other: a policy that is told so errs in its order, in nothing else.
     """
 
     def __init__(self, block_count: int) -> None:
@@ -29,7 +29,7 @@ class UseCounts:
         self._age = 0
 
     def of(self, contents: Iterable[int]) -> list[int]:
-        """Returns how often contents, by their 64-bit hashes, had been used when last remembered; 0 if unknown."""
+        """Returns how often contents, by their 32-bit hashes, had been used when last remembered; 0 if unknown."""
         mask, younger, older = self._mask, self._younger, self._older
         found = []
         for content in contents:

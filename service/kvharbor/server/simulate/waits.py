@@ -38,6 +38,6 @@ def waits(requests: Sequence[Request], layout: Layout, room: Room) -> Course:
     served = servable(requests, layout, unit_count)
     if layout.shares:
         return run_concurrently(
-            served, PoolCache(unit_count), lambda one: layout.unit_count(one) - len(one.block_names)
+            served, PoolCache(unit_count, "lru"), lambda one: layout.unit_count(one) - len(one.block_names)
         )
     return run_concurrently(served, PrivateUnits(unit_count), layout.unit_count)

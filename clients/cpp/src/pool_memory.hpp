@@ -1,0 +1,16 @@
+// Asking for a pool's memory.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "link.hpp"
+#include "mapping.hpp"
+
+namespace kvharbor::detail {
+
+// Asks on the side socket for a part of a pool and maps it. Only where that is refused for want of a view of devices is
+// the driver asked for one. Throws as Pool::attach.
+std::shared_ptr<const Mapped> attach(Link& link, const std::string& pool_id, int part);
+
+}  // namespace kvharbor::detail

@@ -125,6 +125,43 @@ with connect() as leader:
     assert run(example, shared_service.target) == "True\n"
 
 
+def test_an_engine_of_two_streams_says_what_to_wait_for(shared_service: ServiceProcess) -> None:
+    """The order of the example, with streams that write down what is asked of them: events first, then the wait."""
+    example = f"""{EXAMPLES[5]}
+from kvharbor.client import connect
+from kvharbor.gpumem import DataType, Layout
+
+class Stream:
+    def __init__(self, name):
+        self.name = name
+
+    def record_event(self):
+        print("record", self.name)
+        return self
+
+    def synchronize(self):
+        print("synchronize", self.name)
+
+layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
+with connect() as harbor:
+    pool = open_on_two_streams(harbor, "streams", layout, Stream("computing"), Stream("reading"))
+    sequence = pool.allocate(range(16))
+    sequence.commit(16)
+    sequence.release()
+    print("released")
+    harbor.drop_pool("streams")
+"""
+    said = run(example, shared_service.target).splitlines()
+    assert said[: said.index("released")] == [
+        "record computing",
+        "synchronize computing",
+        "record computing",
+        "record reading",
+        "synchronize computing",
+        "synchronize reading",
+    ]
+
+
 def test_the_worker_goes_on_after_a_restart_of_the_service(start_fresh: StartService) -> None:
     """Killed under a request, gone for a while and started again: the worker connects and computes it anew."""
     service = start_fresh()
@@ -152,7 +189,7 @@ def test_the_worker_goes_on_after_a_restart_of_the_service(start_fresh: StartSer
 
 def test_the_warm_worker_makes_an_ordered_prefix_whole(shared_service: ServiceProcess) -> None:
     """It computes what is missing, commits it and ends when there is no more to do."""
-    example = f"""{EXAMPLES[5]}
+    example = f"""{EXAMPLES[6]}
 from kvharbor.gpumem import DataType, Layout
 
 layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)

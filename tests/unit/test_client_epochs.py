@@ -85,7 +85,7 @@ def test_views_show_the_new_memory_at_the_old_addresses(open_harbor: Connect, se
     assert (harbor.epoch, pool.id) == ("e2", "e2.1")
     assert not view.any()
     view[5, 0, 0, 0] = 7.0
-    assert 7.0 in np.frombuffer(service.memory, np.float32)
+    assert 7.0 in np.frombuffer(service.memory(), np.float32)
     assert (view.ctypes.data, pool.views.numpy("k", 0).ctypes.data) == (address, address)
     assert service.mapped_epochs() == {"e2"}
     uses: list[Callable[[], Any]] = [

@@ -280,7 +280,7 @@ def test_an_answer_of_a_process_that_has_ended_is_not_taken_in(service: FakeServ
 def test_a_sequence_that_the_next_process_refuses_is_lost(service: FakeService, pool: Pool) -> None:
     """Its next use says why; the others go on; releasing it is quiet."""
     lost, kept = pool.allocate(range(16)), pool.allocate(range(16))
-    service.refuse_resume[lost.id] = types_pb2.ItemStatus(
+    service.held.refuse_resume[lost.id] = types_pb2.ItemStatus(
         code=9, reason=errors_pb2.ERROR_REASON_STALE_GENERATION, message="stale", metadata={"blockId": "3"}
     )
     service.restart()
@@ -305,7 +305,7 @@ def test_a_sequence_that_the_next_process_refuses_is_lost(service: FakeService, 
 def test_a_batch_goes_on_without_what_was_lost(service: FakeService, pool: Pool) -> None:
     """A sequence that is lost while its commit waits is refused alone."""
     lost, kept = pool.allocate(range(16)), pool.allocate(range(16))
-    service.refuse_resume[lost.id] = types_pb2.ItemStatus(
+    service.held.refuse_resume[lost.id] = types_pb2.ItemStatus(
         code=9, reason=errors_pb2.ERROR_REASON_STALE_GENERATION, message="stale"
     )
 

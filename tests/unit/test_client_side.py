@@ -89,7 +89,7 @@ def test_the_hello_says_who_the_client_is(peer: Peer) -> None:
 
 def test_a_frame_may_arrive_byte_by_byte_and_with_its_descriptor(peer: Peer) -> None:
     """A stream has no borders; the descriptor comes with the first byte and is not inherited by a child."""
-    attached = side_pb2.SideResponse(attached=side_pb2.Attached(descriptor=types_pb2.PoolDescriptor(pool_id="p")))
+    attached = side_pb2.SideResponse(attached=side_pb2.Attached(pool=types_pb2.PoolDescriptor(pool_id="p")))
     read_end, write_end = os.pipe()
 
     def serve(connection: socket.socket) -> None:
@@ -103,9 +103,9 @@ def test_a_frame_may_arrive_byte_by_byte_and_with_its_descriptor(peer: Peer) -> 
             connection.sendall(bytes([byte]))
 
     side = open_side(peer(serve))
-    descriptor, fd = side.attach("p")
+    answer, (fd,) = side.attach(side_pb2.Attach(pool_id="p"))
     os.write(fd, b"x")
-    assert (descriptor.pool_id, os.read(read_end, 1), os.get_inheritable(fd)) == ("p", b"x", False)
+    assert (answer.pool.pool_id, os.read(read_end, 1), os.get_inheritable(fd)) == ("p", b"x", False)
     for each in (fd, read_end, write_end):
         os.close(each)
     side.close()
@@ -117,7 +117,7 @@ def notice(pool_id: str) -> bytes:
 
 def test_notices_between_answers_are_kept_for_those_who_ask(peer: Peer) -> None:
     """They come before, beside and after the answer; the descriptor still belongs to the answer."""
-    attached = side_pb2.SideResponse(attached=side_pb2.Attached(descriptor=types_pb2.PoolDescriptor(pool_id="p")))
+    attached = side_pb2.SideResponse(attached=side_pb2.Attached(pool=types_pb2.PoolDescriptor(pool_id="p")))
     read_end, write_end = os.pipe()
     hellos: list[side_pb2.SideRequest] = []
 
@@ -132,8 +132,8 @@ def test_notices_between_answers_are_kept_for_those_who_ask(peer: Peer) -> None:
 
     side, _ = SideSocket.open(peer(serve), Options(accepts_warm_tasks=True).hello(), timeout_s=5.0)
     assert hellos[0].hello.accepts_warm_tasks
-    descriptor, fd = side.attach("p")
-    assert descriptor.pool_id == "p"
+    answer, (fd,) = side.attach(side_pb2.Attach(pool_id="p"))
+    assert answer.pool.pool_id == "p"
     os.write(fd, b"x")
     found: list[str] = []
     while len(found) < 3:
@@ -238,8 +238,8 @@ def test_a_peer_that_breaks_the_protocol_is_a_typed_error(
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)
 
-    with pytest.raises(expected):
-        open_side(peer(serve))
+    with contextlib.closing(SideSocket.connect(peer(serve), timeout_s=5.0)) as side, pytest.raises(expected):
+        side.hello(Options().hello())
 
 
 def test_a_silent_peer_is_given_up_at_the_deadline(peer: Peer) -> None:
@@ -268,7 +268,7 @@ def test_the_end_of_the_service_is_seen_on_the_socket(peer: Peer) -> None:
     assert not side.lost
     end.set()
     with pytest.raises(SessionLost):
-        side.attach("p")
+        side.attach(side_pb2.Attach(pool_id="p"))
     assert side.lost
     side.close()
     assert side.lost

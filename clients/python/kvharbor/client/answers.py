@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
+from kvharbor.client import descriptors
 from kvharbor.client.errors import PoolNotFound
 from kvharbor.client.results import (
     BlocksRemoved,
     BlocksStored,
+    DeviceInfo,
     ExtraKey,
     Lookup,
     Namespace,
@@ -92,6 +94,10 @@ def server_info(reply: pool_service_pb2.GetServerInfoResponse) -> ServerInfo:
         restart_count=reply.restart_count,
         stall_count=reply.stall_count,
         stall_time_s=seconds(reply.stall_time),
+        devices=tuple(
+            DeviceInfo(device.uuid, device.name, device.memory_bytes, device.memory_available_bytes)
+            for device in reply.devices
+        ),
     )
 
 
@@ -106,6 +112,7 @@ def pool_info(message: types_pb2.PoolDescriptor) -> PoolInfo:
         block_tokens=message.layout.block_tokens,
         block_count=message.block_count,
         size_bytes=message.size_bytes,
+        devices=descriptors.devices_of(message),
     )
 
 

@@ -76,10 +76,14 @@ def get_server_info() -> Call[pools.GetServerInfoResponse]:
     return Call("GetServerInfo", pools.GetServerInfoRequest())
 
 
-def open_pool(name: str, layout: Layout, size_bytes: int) -> Call[pools.OpenPoolResponse]:
-    """Finds or makes a pool."""
-    message = layout_message(layout)
-    return Call("OpenPool", request(pools.OpenPoolRequest, name=name, layout=message, size_bytes=size_bytes))
+def open_pool(name: str, layout: Layout, size_bytes: int, devices: Sequence[str] = ()) -> Call[pools.OpenPoolResponse]:
+    """Finds or makes a pool, its parts on `devices`, by rank; none: where the service likes."""
+    if isinstance(devices, str):
+        raise InvalidField.of("devices", devices, limit="UUIDs, one a rank", remedy="pass a list or tuple")
+    message = request(
+        pools.OpenPoolRequest, name=name, layout=layout_message(layout), size_bytes=size_bytes, devices=devices
+    )
+    return Call("OpenPool", message)
 
 
 def list_pools(page_token: str) -> Call[pools.ListPoolsResponse]:

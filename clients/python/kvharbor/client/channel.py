@@ -24,6 +24,8 @@ from kvharbor.v1 import cache_service_pb2, cache_service_pb2_grpc, pool_service_
 SESSION_KEY = "kvharbor-session"
 OPEN_POOL_TIMEOUT_S = 120.0
 """Reserving memory takes about a second for some GiB, and more where the kernel has to find it first."""
+UPGRADE_TIMEOUT_S = 60.0
+"""A process that does not start by then is given up by the service."""
 UNDO_TIMEOUT_S = 1.0
 ROOM_PAUSE_S = 0.5
 """Between two claims of a warm task for which the pool has no room."""

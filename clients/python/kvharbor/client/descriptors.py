@@ -1,7 +1,8 @@
-"""Layouts and descriptors of `kvharbor.gpumem`, to and from their messages."""
+"""Layouts, descriptors and exports of `kvharbor.gpumem`, to and from their messages."""
 
-from kvharbor.gpumem import BlockOrder, DataType, Descriptor, Layout, Plane, PlaneSpan
-from kvharbor.v1 import types_pb2
+from kvharbor.client.errors import ServiceBug
+from kvharbor.gpumem import ArenaKind, BlockOrder, DataType, Descriptor, Export, Layout, Plane, PlaneSpan
+from kvharbor.v1 import side_pb2, types_pb2
 
 _DATA_TYPES = {
     DataType.FLOAT32: types_pb2.DATA_TYPE_FLOAT32,
@@ -78,4 +79,34 @@ def descriptor_from(message: types_pb2.PoolDescriptor) -> Descriptor:
             )
             for span in message.spans
         ),
+    )
+
+
+def devices_of(message: types_pb2.PoolDescriptor) -> tuple[str, ...]:
+    """Returns the UUIDs of the devices that a pool's parts lie on, by rank; none for host memory."""
+    return tuple(part.device for part in message.parts if part.device)
+
+
+def export_from(attached: side_pb2.Attached, fds: tuple[int, ...]) -> Export:
+    """Returns how to map what the service hands out, with the descriptors that came with it; they stay whose they are.
+
+    Raises ServiceBug for a kind of arena that is newer than this client.
+    """
+    try:
+        kind = ArenaKind(attached.pool.arena_kind)
+    except ValueError:
+        known = ", ".join(ArenaKind)
+        raise ServiceBug(
+            f"the pool lies in a {attached.pool.arena_kind!r} arena, this client maps {known}: update it"
+        ) from None
+    memory = attached.device_memory
+    return Export(
+        kind=kind,
+        size_bytes=attached.pool.size_bytes,
+        fds=fds,
+        device=memory.device,
+        offset_bytes=memory.offset_bytes,
+        ipc_handle=memory.ipc_handle,
+        exporter_pid=memory.exporter_pid,
+        chunk_bytes=tuple(memory.chunk_bytes),
     )

@@ -5,9 +5,10 @@
                           MessageTooLarge, SessionRequired, AdminRequired
       StateRefused        do not repeat it as it is: CommitBackwards, StaleGeneration, LayoutMismatch,
                           PoolSizeMismatch, PoolInUse, BlockHeld, RequestIdReused, SequenceBusy,
-                          SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven, RankTaken
+                          SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven, RankTaken,
+                          DeviceNotVisible, MpsClientRefused, PoolDevicesMismatch, UpgradeFailed
       Full                make room or come again after `retry_after_s`: PoolExhausted, WarmBudgetExceeded,
-                          TooManyWarmTasks, InsufficientMemory
+                          TooManyWarmTasks, DescriptorsExhausted, InsufficientMemory
       Gone                start over: PoolNotFound, SequenceNotFound, SequenceLost, EpochEnded, PinNotFound,
                           HandoffNotFound, BlockNotFound, WarmTaskNotFound, SessionNotFound,
                           RevisionCompacted, WatcherTooSlow
@@ -17,8 +18,9 @@
       ServiceBug          report it: InvariantViolation
 
 Each leaf has a constant `reason`, that of `kvharbor.v1.ErrorReason` where the service knows it. A reason
-that this client does not know becomes the group that its gRPC code stands for. Memory and layouts have
-their own tree, `kvharbor.gpumem.GpumemError`.
+that this client does not know becomes the group that its gRPC code stands for. Layouts and views have
+their own tree, `kvharbor.gpumem.GpumemError`; where mapping a pool's memory fails with one of these, it
+is the cause of a StateRefused with its reason, such as CUDA_UNAVAILABLE.
 """
 
 from collections.abc import Mapping
@@ -198,6 +200,30 @@ class RankTaken(StateRefused):
     reason = "RANK_TAKEN"
 
 
+class DeviceNotVisible(StateRefused):
+    """The pool lies on a device that this process does not see; `metadata` has those that it sees."""
+
+    reason = "DEVICE_NOT_VISIBLE"
+
+
+class MpsClientRefused(StateRefused):
+    """This process uses the device through CUDA MPS, and the service does not allow that."""
+
+    reason = "MPS_CLIENT_REFUSED"
+
+
+class PoolDevicesMismatch(StateRefused):
+    """The pool exists on other devices."""
+
+    reason = "POOL_DEVICES_MISMATCH"
+
+
+class UpgradeFailed(StateRefused):
+    """The process that was to take over from the service's does not start; `metadata` has the cause."""
+
+    reason = "UPGRADE_FAILED"
+
+
 class Full(HarborError):
     """There is no room now: free some, ask for less, or come again after `retry_after_s`."""
 
@@ -220,6 +246,12 @@ class TooManyWarmTasks(Full):
     """The pool has as many unfinished warm tasks as it may."""
 
     reason = "TOO_MANY_WARM_TASKS"
+
+
+class DescriptorsExhausted(Full):
+    """The service has no file descriptor left; `metadata` has the limit and the remedy."""
+
+    reason = "DESCRIPTORS_EXHAUSTED"
 
 
 class InsufficientMemory(Full):

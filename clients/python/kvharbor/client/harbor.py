@@ -4,25 +4,27 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import Any, Self
 
-from kvharbor.client import address, answers, calls, channel
+from kvharbor.client import address, answers, calls, channel, ordering
 from kvharbor.client.errors import (
     EpochEnded,
     Full,
-    HarborError,
     PoolNotFound,
     SessionGone,
     Unavailable,
     WarmTaskNotFound,
 )
 from kvharbor.client.link import Link
-from kvharbor.client.memory import PoolMemory
+from kvharbor.client.memory import PoolMemory, checked_part, require_part
 from kvharbor.client.options import Options
+from kvharbor.client.ordering import StreamOrder
 from kvharbor.client.pool import Pool, PoolHandle
 from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats, Upgrade, WarmTask
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.sessions import SessionInfo, session_info
+from kvharbor.client.side import SideSocket
 from kvharbor.client.sizes import size_bytes
 from kvharbor.gpumem import Layout
 from kvharbor.v1 import pool_service_pb2 as pools
@@ -36,6 +38,7 @@ def connect(
     accepts_warm_tasks: bool = False,
     away_wait_s: float | None = None,
     on_epoch: Callable[[str, str], Any] | None = None,
+    on_moved: Callable[["Pool"], Any] | None = None,
     join: str = "",
     rank: int = 0,
     read_only: bool = False,
@@ -52,7 +55,8 @@ def connect(
     up to their timeout and to `away_wait_s`, if given (0: not at all). `on_epoch(old, new)` is called in a
     thread of its own when the service has lost its state. It returns
     when nothing is at work on the pools' memory any more; the harbor then opens them anew, in their place [C12].
-    Without it such an end is the end of the harbor.
+    Without it such an end is the end of the harbor. `on_moved(pool)` is called in the same way before the first call on
+    a pool whose memory has other addresses now: what was taken from its views before is void [C15].
 
     `join` makes this process a member of the session whose leader's `Harbor.join_token` it is, under a `rank` of
     its own from 1 on: it maps what the leader has opened, `read_only` or not, and makes no calls [C13].
@@ -65,6 +69,7 @@ def connect(
         accepts_warm_tasks=accepts_warm_tasks,
         away_wait_s=away_wait_s,
         on_epoch=on_epoch,
+        on_moved=on_moved,
         join=join,
         rank=rank,
         read_only=read_only,
@@ -111,30 +116,59 @@ class Harbor:
         layout: Layout,
         size: str | int | None = None,
         *,
+        devices: Items[str] = (),
+        part: int = 0,
+        order: StreamOrder | None = None,
         timeout_s: float = channel.OPEN_POOL_TIMEOUT_S,
     ) -> Pool:
         """Finds the pool of this name or makes it, and maps its memory; a second call returns the same Pool.
 
-        `size` is in bytes or text such as "1GiB"; None: what is left of the service's memory. Raises
-        LayoutMismatch or PoolSizeMismatch when it exists with another one, InsufficientMemory.
+        `size` is in bytes or text such as "1GiB"; None: what is left of the service's memory. A pool has as many parts
+        of that size as the layout's tp_size: on `devices` (UUIDs, by rank), or where the service likes. This
+        process maps the one of its rank, `part`; the engine's others join the session for theirs.
+
+        On a device, commits and releases wait for torch's current stream if torch uses CUDA in this process, else for
+        all of its work on the device; `order` says what to wait for instead, from then on [C14].
+
+        Raises LayoutMismatch, PoolSizeMismatch or PoolDevicesMismatch when it exists with another one,
+        InsufficientMemory, DeviceNotVisible, MpsClientRefused, and StateRefused when this process cannot map it.
         """
         self._link.require_session()
-        asked_bytes = size_bytes(size)
-        reply: pools.OpenPoolResponse = self._link.run(calls.open_pool(name, layout, asked_bytes), timeout_s)
-        pool_id = reply.descriptor.pool_id
+        asked_bytes, part = size_bytes(size), checked_part(part, layout)
+        reply: pools.OpenPoolResponse = self._link.run(calls.open_pool(name, layout, asked_bytes, devices), timeout_s)
+        pool_id = reply.pool.pool_id
         with self._opening:
             if pool_id not in self._pools:
-                memory = self._link.on_side(lambda side: PoolMemory.attach(side, pool_id))
-                self._pools[pool_id] = Pool(self._link, name, memory, created=reply.created, asked_bytes=asked_bytes)
-            return self._pools[pool_id]
+                memory = self._link.on_side(lambda side: PoolMemory.attach(side, pool_id, part))
+                self._pools[pool_id] = Pool(
+                    self._link,
+                    name,
+                    memory,
+                    created=reply.created,
+                    asked_bytes=asked_bytes,
+                    order=memory.default_order(),
+                )
+            pool = self._pools[pool_id]
+        require_part(pool.part, part)
+        if order is not None:
+            pool.order = order
+        return pool
 
-    def attach_pool(self, pool_id: str) -> PoolMemory:
+    def attach_pool(self, pool_id: str, *, part: int | None = None) -> PoolMemory:
         """Maps a pool that the session has open, for a member of it; the views are its `views`.
 
-        `pool_id` is `Pool.id` of the leader. Ends with the harbor.
+        `pool_id` is `Pool.id` of the leader. `part` None: the one of this member's rank, or part 0 of a pool that has
+        none for it. Ends with the harbor. Before the leader commits or releases, each member waits for its own
+        device [C14].
         """
-        writable = not self._link.options.read_only
-        memory = self._link.on_side(lambda side: PoolMemory.attach(side, pool_id, writable=writable))
+        options = self._link.options
+
+        def attached(side: SideSocket) -> PoolMemory:
+            if part is None:
+                return PoolMemory.attach_of_rank(side, pool_id, options.rank, writable=not options.read_only)
+            return PoolMemory.attach(side, pool_id, part, writable=not options.read_only)
+
+        memory = self._link.on_side(attached)
         self._attached.append(memory)
         return memory
 
@@ -197,12 +231,13 @@ class Harbor:
         reply: pools.KillSessionResponse = self._link.run(calls.kill_session(session_id))
         return reply.killed_process_count
 
-    def upgrade(self) -> Upgrade:
-        """Has the service's process replaced; returns which one that is. Raises AdminRequired.
+    def upgrade(self, *, timeout_s: float = channel.UPGRADE_TIMEOUT_S) -> Upgrade:
+        """Has the service's process replaced, once another has started; returns which one that is.
 
-        The process ends after this, and sessions go on in the next one, whose restart_count is greater.
+        The process ends after this, and sessions go on in the next one, whose restart_count is greater. Raises
+        UpgradeFailed where the other does not start: this one goes on then. Raises AdminRequired.
         """
-        reply: pools.UpgradeResponse = self._link.run(calls.upgrade())
+        reply: pools.UpgradeResponse = self._link.run(calls.upgrade(), timeout_s)
         return Upgrade(reply.epoch, reply.restart_count)
 
     def next_warm_task(self, timeout_s: float = 0.0) -> WarmTask[Pool, Sequence] | None:
@@ -245,9 +280,9 @@ class Harbor:
     def close(self) -> None:
         """Ends the session, its sequences and its mappings. Repeating it does nothing.
 
-        Asserts that nothing of this process touches a block any more and all device work is done: the blocks
-        are free at once. Arrays over the pool keep its memory mapped while they live, but it is no longer
-        theirs [C6].
+        Asserts that nothing of this process touches a block any more: the blocks are free at once. Waits for the
+        device first [C14]; where that fails the session is left without the assertion. Arrays over the pool keep
+        its memory mapped while they live, but it is no longer theirs [C6].
         """
         if self._link.closed:
             return
@@ -256,13 +291,18 @@ class Harbor:
             if self._link.session_lives and self._link.leads:
                 # Gone or out of reach: the end of the side socket ends the session all the same.
                 with contextlib.suppress(SessionGone, EpochEnded, Unavailable):
+                    self._link.require_open()
+                    ordering.wait_for(*(pool.order.before_release() for pool in self._pools.values()))
                     self._link.run(calls.close_session())
         finally:
             self._link.close()
-            for memory in (*(pool.memory for pool in self._pools.values()), *self._attached):
-                memory.close()
+            memories = [*(pool.memory for pool in self._pools.values()), *self._attached]
             self._pools.clear()
             self._attached.clear()
+            if not self._link.forked:  # a child has neither the memory nor the device
+                with contextlib.ExitStack() as closing:
+                    for memory in memories:
+                        closing.callback(memory.close)
 
     def __enter__(self) -> Self:
         return self
@@ -270,7 +310,7 @@ class Harbor:
     def __exit__(self, exc_type: type[BaseException] | None, *rest: object) -> None:
         try:
             self.close()
-        except HarborError:
-            # The error that ended the block says more than one that follows from it.
+        except Exception:
+            # The error that ended the block says more than one that follows from it, such as a device's.
             if exc_type is None:
                 raise

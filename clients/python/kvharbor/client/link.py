@@ -140,6 +140,11 @@ class Link:
         return self.side is not None and self.standing.state is not State.ENDED and not self.standing.deserted
 
     @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that opened the session."""
+        return self.side is not None and self.side.forked
+
+    @property
     def leads(self) -> bool:
         """Whether the session is this process's own, and not one that it has joined."""
         return self.session is not None and bool(self.session.token)
@@ -156,9 +161,9 @@ class Link:
             self._changed.notify_all()
             return changed
 
-    def ask_user(self, on_epoch: Callable[[str, str], Any], old_epoch: str, new_epoch: str) -> None:
-        """Calls `on_epoch`, in the thread that has found the new epoch."""
-        on_epoch(old_epoch, new_epoch)
+    def ask_user(self, callback: Callable[..., Any], *arguments: object) -> None:
+        """Calls `callback`, in the thread that has found the new epoch."""
+        callback(*arguments)
 
     def require_open(self) -> None:
         """Raises HarborClosed after close, and in a fork of the process that opened the session."""
@@ -182,7 +187,7 @@ class Link:
         self._returning.join()
         if self.side is not None:
             self.side.close()
-        if self.side is None or not self.side.forked:  # gRPC's threads are not there in a child
+        if not self.forked:  # gRPC's threads are not there in a child
             self._channel.close()
 
     def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:

@@ -23,6 +23,7 @@ class Options:
     accepts_warm_tasks: bool = False
     away_wait_s: float | None = None
     on_epoch: Callable[[str, str], Any] | None = None
+    on_moved: Callable[[Any], Any] | None = None
     join: str = ""
     rank: int = 0
     read_only: bool = False
@@ -37,6 +38,10 @@ class Options:
         if self.join and self.on_epoch is not None:
             raise InvalidField.of(
                 "on_epoch", self.on_epoch, limit="None with join", remedy="join the leader's session of the new epoch"
+            )
+        if self.on_moved is not None and self.on_epoch is None:
+            raise InvalidField.of(
+                "on_moved", self.on_moved, limit="None without on_epoch", remedy="nothing moves without it"
             )
         if self.read_only and not self.join:
             raise InvalidField.of("read_only", True, limit="False for the leader", remedy="only a member reads only")

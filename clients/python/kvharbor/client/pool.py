@@ -4,16 +4,18 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
-from kvharbor.client import answers, releases
+from kvharbor.client import answers, ordering, releases
 from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.client.errors import HarborError
 from kvharbor.client.link import Link, Watch
 from kvharbor.client.memory import PoolMemory
+from kvharbor.client.ordering import NO_ORDER, Mark, StreamOrder
 from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm, WarmOrder, WarmTask
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import Tokens
+from kvharbor.gpumem import BlockViews
 from kvharbor.v1 import cache_service_pb2 as cache
 
 
@@ -105,18 +107,44 @@ class PoolHandle:
 class Pool(PoolHandle):
     """An open pool with its memory mapped. Ends with its harbor. Threads may share it.
 
-    In a new epoch (`on_epoch` of `connect`) `id` and `memory` change, and `views` show the new memory.
+    In a new epoch (`on_epoch` of `connect`) `id` and `memory` change, and `views` show the new memory. `order` says
+    what a device has to have done before commits and releases [C14].
     """
 
-    def __init__(self, link: Link, name: str, memory: PoolMemory, *, created: bool, asked_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        link: Link,
+        name: str,
+        memory: PoolMemory,
+        *,
+        created: bool,
+        asked_bytes: int = 0,
+        order: StreamOrder = NO_ORDER,
+    ) -> None:
         super().__init__(link, memory.pool_id, name)
         self.memory = memory
         self.asked_bytes = asked_bytes
         self.created = created
+        self.order = order
         self.descriptor = memory.descriptor
-        self.views = memory.views
         self.block_tokens = memory.descriptor.layout.block_tokens
         self.sequences = releases.LiveSequences()
+
+    @property
+    def part(self) -> int:
+        """Which part is mapped here: as many as the layout's tp_size have the same blocks."""
+        return self.memory.part
+
+    @property
+    def views(self) -> BlockViews:
+        """The views of the part that is mapped here."""
+        return self.memory.views
+
+    def wait_for_device(self, *marks: Mark) -> None:
+        """Waits for the work that methods of `order` mark, as far as the harbor is open [C14]."""
+        # First: a fork has no use of the device, and no claim to the blocks.
+        self.link.require_open()
+        ordering.wait_for(*(mark() for mark in marks))
 
     def allocate(
         self,
@@ -167,8 +195,10 @@ class Pool(PoolHandle):
     def commit_many(self, commits: Iterable[Commit[Sequence]]) -> list[CommitResult | HarborError]:
         """Commits several sequences in one call; returns each one's result or refusal, in order.
 
-        While the service is away they are taken in here, and the results are `pending` [C11].
+        Waits for the device first [C14]. While the service is away they are taken in here, and the results are
+        `pending` [C11].
         """
+        self.wait_for_device(self.order.before_commit)
         return self._commit(CommitBatch.of(self.calls, self.settled(commits)))
 
     def settled(self, commits: Iterable[Commit[Sequence]]) -> list[Commit[Sequence]]:
@@ -183,8 +213,12 @@ class Pool(PoolHandle):
             return self.link.run(batch.call, take=batch.outcomes, here=batch.here)
 
     def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
-        """Ends the session's sequences of a request_id or of a group; returns how many that were."""
+        """Ends the session's sequences of a request_id or of a group; returns how many that were.
+
+        Waits for the device first [C14].
+        """
         item = releases.item(request_id, group)
+        self.wait_for_device(self.order.before_release)
         named = self.sequences.named(item)
 
         def released(reply: cache.ReleaseResponse) -> int:

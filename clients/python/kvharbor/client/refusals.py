@@ -16,6 +16,7 @@ from grpc_status import rpc_status
 
 from kvharbor.client import errors
 from kvharbor.client.errors import HarborError
+from kvharbor.gpumem import GpumemError
 from kvharbor.v1 import errors_pb2, side_pb2, types_pb2
 
 DOMAIN = "kvharbor"
@@ -80,6 +81,11 @@ def from_item(status: types_pb2.ItemStatus) -> HarborError:
 def from_refused(refused: side_pb2.Refused) -> HarborError:
     """Returns the error for a refusal on the side socket."""
     return _refusal(_reason_name(refused.reason), refused.message, refused.metadata, None, None)
+
+
+def from_memory(failure: GpumemError) -> HarborError:
+    """Returns the error for memory that this process cannot map, with the same reason."""
+    return _refusal(failure.reason, str(failure), failure.metadata(), None, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def unreachable(address: str, cause: object) -> errors.ServiceUnreachable:

@@ -109,8 +109,18 @@ class WarmTask(Generic[PoolT, SequenceT]):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device that pools may lie on: its UUID, its model's name, and its memory for pools."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    memory_available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The service: its versions, its life and its memory.
+    """The service: its versions, its life and its memory, of the host or of all its devices together.
 
     Its process is number restart_count + 1 of the epoch. Stalls are times that it did not run when it should have.
     """
@@ -126,6 +136,7 @@ class ServerInfo:
     restart_count: int
     stall_count: int
     stall_time_s: float
+    devices: tuple[DeviceInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,10 @@ class Upgrade:
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """A pool as tools see it. `block_count` includes the scratch blocks."""
+    """A pool as tools see it. `block_count` includes the scratch blocks, `size_bytes` is of each part.
+
+    `devices` are the UUIDs of where its parts lie, by rank; empty for a pool in host memory.
+    """
 
     pool_id: str
     name: str
@@ -148,6 +162,7 @@ class PoolInfo:
     block_tokens: int
     block_count: int
     size_bytes: int
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from kvharbor.client.address import Address
 from kvharbor.client.calls import Call
 from kvharbor.client.errors import (
     DeadlineExceeded,
+    DescriptorsExhausted,
     HarborError,
     InsufficientMemory,
     PoolNotFound,
@@ -59,8 +60,8 @@ class Host(Protocol):
     def atomically(self, change: Callable[[], T]) -> T:
         """Runs `change` while no call is taken in, and wakes those that wait."""
 
-    def ask_user(self, on_epoch: Callable[[str, str], Any], old_epoch: str, new_epoch: str) -> None:
-        """Calls `on_epoch` where the caller of `connect` expects it, and waits for it."""
+    def ask_user(self, callback: Callable[..., Any], *arguments: object) -> None:
+        """Calls `callback` where the caller of `connect` expects it, and waits for it."""
 
 
 class Returning:
@@ -122,7 +123,7 @@ class Returning:
             session = side.hello(self._link.options.hello(self._resume()), patient=True)
         except StaleEpoch as stale:
             return self._begin_epoch(stale.metadata.get("currentEpoch", ""))
-        except (SessionLost, Unavailable) as failure:
+        except (SessionLost, Unavailable, DescriptorsExhausted) as failure:
             if side.refused:
                 self._sides.remove(side)
                 side.close()
@@ -223,7 +224,7 @@ class Returning:
             self._close_all_but(None)
             try:
                 return self._begun(pools)
-            except (Unavailable, SessionLost, InsufficientMemory):
+            except (Unavailable, SessionLost, InsufficientMemory, DescriptorsExhausted):
                 # Others may still have the old memory mapped.
                 if self._stopped.is_set() or time.monotonic() > until_s:
                     raise
@@ -240,6 +241,7 @@ class Returning:
             side.end()
         with self._calling(side, session) as send:
             moves = {pool.id: self._reopened(pool, side, send) for pool in pools}
+        self._tell_moved(pools)
 
         def arrive() -> None:
             holdings.rekeyed(link.pools, {old_id: memory.pool_id for old_id, memory in moves.items()})
@@ -250,16 +252,24 @@ class Returning:
         return side
 
     def _reopened(self, pool: HeldPool, side: SideSocket, send: Callable[[Call[Any]], Any]) -> PoolMemory:
-        layout = pool.memory.descriptor.layout
+        layout, devices = pool.memory.descriptor.layout, pool.memory.devices
         size_bytes = pool.asked_bytes or pool.memory.descriptor.size_bytes
         try:
-            reply = send(calls.open_pool(pool.name, layout, size_bytes))
+            reply = send(calls.open_pool(pool.name, layout, size_bytes, devices))
         except PoolSizeMismatch:
             # Another session was first, and had asked for the same memory by another number.
-            reply = send(calls.open_pool(pool.name, layout, 0))
-        memory = pool.memory.replaced(side, reply.descriptor.pool_id)
+            reply = send(calls.open_pool(pool.name, layout, 0, devices))
+        memory = pool.memory.replaced(side, reply.pool.pool_id)
         pool.memory = memory
         return memory
+
+    def _tell_moved(self, pools: list[HeldPool]) -> None:
+        """Has the engine take new views of the pools that have other addresses, before any call on them is made."""
+        on_moved = self._link.options.on_moved
+        if on_moved is not None:
+            for pool in pools:
+                if pool.memory.moves:
+                    self._link.ask_user(on_moved, pool)
 
     @contextmanager
     def _calling(self, side: SideSocket, session: Session) -> Iterator[Callable[[Call[Any]], Any]]:

@@ -1,9 +1,7 @@
-"""The side socket: its life is the session's life, and descriptors travel on it (see side.proto).
-
-A frame is the length of its message as a little-endian uint32, then the message.
-"""
+"""The side socket: its life is the session's life, and descriptors travel on it (see side.proto)."""
 
 import contextlib
+import errno
 import io
 import math
 import os
@@ -11,22 +9,22 @@ import select
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from google.protobuf.message import DecodeError
-
-from kvharbor.client import refusals
+from kvharbor.client import frames, refusals
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, ServiceBug, SessionLost
-from kvharbor.v1 import side_pb2, types_pb2
+from kvharbor.client.frames import Frame
+from kvharbor.v1 import side_pb2
 
-MAX_FRAME_BYTES = 64 * 1024
-_LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 _ONE_EVENT = struct.pack("=Q", 1)
 _LOOK_AGAIN_S = 5.0
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +66,30 @@ class SideSocket:
 
     @classmethod
     def open(cls, path: str, hello: side_pb2.Hello, *, timeout_s: float) -> tuple[Self, Session]:
-        """Connects and opens a session.
+        """Connects and opens a session, anew where the service's process ends before it has answered.
 
-        Raises ServiceUnreachable when nobody listens at `path` or this process may not connect, DeadlineExceeded,
-        or what the service refuses the hello with.
+        Raises ServiceUnreachable when nobody listens at `path` or this process may not connect, DeadlineExceeded
+        after `timeout_s`, or what the service refuses the hello with.
         """
-        side = cls.connect(path, timeout_s=timeout_s)
-        try:
-            return side, side.hello(hello)
-        except BaseException:
-            side.close()
-            raise
+        until_s = time.monotonic() + timeout_s
+        left_s, pause_s = timeout_s, _FIRST_PAUSE_S
+        while True:
+            side = cls.connect(path, timeout_s=left_s)
+            try:
+                session = side.hello(hello)
+                side._connection.settimeout(timeout_s)
+                return side, session
+            except SessionLost:
+                side.close()
+                left_s = until_s - time.monotonic() - pause_s
+                if side.refused or left_s <= 0:
+                    raise
+            except BaseException:
+                side.close()
+                raise
+            # There may be no room for another session: that is not to be asked for without a pause.
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     @classmethod
     def connect(cls, path: str, *, timeout_s: float) -> Self:
@@ -94,10 +105,8 @@ class SideSocket:
     def _connect(self, timeout_s: float) -> None:
         # The kernel's own timeout: with Python's the socket does not block, and where many workers connect at
         # once a full backlog would be an error instead of a moment's wait.
-        whole_s = int(timeout_s)
-        self._connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole_s, math.ceil((timeout_s - whole_s) * 1e6))
-        )
+        timeval = _TIMEVAL.pack(*divmod(math.ceil(timeout_s * 1e6), 10**6))
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         try:
             self._connection.connect(self._path)
             self._connection.settimeout(timeout_s)
@@ -115,13 +124,13 @@ class SideSocket:
         if patient:
             timeout_s = self._connection.gettimeout()
             self._connection.settimeout(None)
-        response, fd = self._exchange(side_pb2.SideRequest(hello=hello))
+        frame = self._exchange(side_pb2.SideRequest(hello=hello))
         if patient:
             self._connection.settimeout(timeout_s)
-        _close_fd(fd)
-        if response.WhichOneof("response") != "welcome":
+        frames.close_fds(frame.fds)
+        if frame.response.WhichOneof("response") != "welcome":
             raise ServiceBug("the service answered a hello with something else than a welcome")
-        welcome = response.welcome
+        welcome = frame.response.welcome
         return Session(
             session_id=welcome.session_id,
             token=welcome.session_token,
@@ -133,22 +142,27 @@ class SideSocket:
             opened_pool_ids=tuple(welcome.opened_pool_ids),
         )
 
-    def attach(self, pool_id: str) -> tuple[types_pb2.PoolDescriptor, int]:
-        """Returns a pool's descriptor and the file descriptor of its memory, which becomes the caller's."""
-        request = side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id))
-        response, fd = self._exchange(request)
-        if response.WhichOneof("response") != "attached" or fd is None:
-            _close_fd(fd)
-            raise ServiceBug("the service answered an attach without the pool's memory")
-        return response.attached.descriptor, fd
+    def attach(self, attach: side_pb2.Attach) -> tuple[side_pb2.Attached, tuple[int, ...]]:
+        """Returns what is said of a part of a pool, and the descriptors of its memory, which become the caller's.
+
+        Raises what the service refuses it with; OSError (EMFILE) where this process may open no more descriptors.
+        """
+        frame = self._exchange(side_pb2.SideRequest(attach=attach))
+        attached = frame.response.attached
+        if frame.response.WhichOneof("response") != "attached" or attached.part != attach.part or frame.cut:
+            frames.close_fds(frame.fds)
+            if frame.cut and len(frame.fds) < frames.MAX_DESCRIPTORS:
+                raise OSError(errno.EMFILE, "no descriptor is left for the pool's memory: raise RLIMIT_NOFILE")
+            raise ServiceBug(f"the service answered an attach without the memory of part {attach.part}")
+        return attached, frame.fds
 
     def take_notices(self) -> list[str]:
         """Returns the pools that the service has noticed warm tasks of since the last call; does not wait."""
         with self._lock, self._failing():
             while self._polled(select.POLLIN):
-                response, fd = self._receive()
-                if not self._keep_notice(response):
-                    _close_fd(fd)
+                frame = frames.receive(self._connection)
+                if not self._keep_notice(frame):
+                    frames.close_fds(frame.fds)
                     raise ServiceBug("the service sent an answer that nothing had asked for")
             taken = [*self._noticed_pools]
             self._noticed_pools.clear()
@@ -207,20 +221,19 @@ class SideSocket:
         self._connection.close()
         self._noticed.close()
 
-    def _exchange(self, request: side_pb2.SideRequest) -> tuple[side_pb2.SideResponse, int | None]:
-        payload = request.SerializeToString()
+    def _exchange(self, request: side_pb2.SideRequest) -> Frame:
         with self._lock, self._failing():
             # A service that refuses before it has read the request has closed its end: its answer is there.
             with contextlib.suppress(BrokenPipeError):
-                self._connection.sendall(_LENGTH.pack(len(payload)) + payload)
-            response, fd = self._receive()
-            while self._keep_notice(response):
-                response, fd = self._receive()
-        if response.WhichOneof("response") == "refused":
-            _close_fd(fd)
+                self._connection.sendall(frames.framed(request))
+            frame = frames.receive(self._connection)
+            while self._keep_notice(frame):
+                frame = frames.receive(self._connection)
+        if frame.response.WhichOneof("response") == "refused":
+            frames.close_fds(frame.fds)
             self.refused = True
-            raise refusals.from_refused(response.refused)
-        return response, fd
+            raise refusals.from_refused(frame.response.refused)
+        return frame
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -234,16 +247,19 @@ class SideSocket:
                 f"no answer on {self._path} in {self._connection.gettimeout():g} s: the session is closed, "
                 f"connect again"
             ) from None
+        except EOFError:
+            raise self._lost("closed by the service") from None
         except ValueError:  # of a descriptor that is closed
             raise self._lost("closed here") from None
         except OSError as failure:
             raise self._lost(failure.strerror or str(failure)) from None
 
-    def _keep_notice(self, response: side_pb2.SideResponse) -> bool:
+    def _keep_notice(self, frame: Frame) -> bool:
         """Keeps what is a notice, and says whether it was one."""
-        if response.WhichOneof("response") != "warm_tasks_pending":
+        if frame.response.WhichOneof("response") != "warm_tasks_pending":
             return False
-        self._noticed_pools[response.warm_tasks_pending.pool_id] = None
+        frames.close_fds(frame.fds)
+        self._noticed_pools[frame.response.warm_tasks_pending.pool_id] = None
         self._noticed.write(_ONE_EVENT)
         return True
 
@@ -253,46 +269,8 @@ class SideSocket:
         poll.register(self._connection, events)
         return next((found for _, found in poll.poll(timeout_s * 1000)), 0)
 
-    def _receive(self) -> tuple[side_pb2.SideResponse, int | None]:
-        head, ancillary, _, _ = self._connection.recvmsg(
-            _LENGTH.size, socket.CMSG_SPACE(struct.calcsize("i")), socket.MSG_CMSG_CLOEXEC
-        )
-        fds = [
-            struct.unpack("i", data[: struct.calcsize("i")])[0]
-            for level, kind, data in ancillary
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
-        ]
-        fd = fds[0] if fds else None
-        try:
-            length = _LENGTH.unpack(head + self._read(_LENGTH.size - len(head), after=head))[0]
-            if length > MAX_FRAME_BYTES:
-                raise ServiceBug(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
-            return side_pb2.SideResponse.FromString(self._read(length, after=head)), fd
-        except DecodeError:
-            _close_fd(fd)
-            raise ServiceBug("a frame that is no SideResponse") from None
-        except BaseException:
-            _close_fd(fd)
-            raise
-
-    def _read(self, size_bytes: int, *, after: bytes) -> bytes:
-        if not after:
-            raise self._lost("closed by the service")
-        received = bytearray()
-        while len(received) < size_bytes:
-            piece = self._connection.recv(size_bytes - len(received))
-            if not piece:
-                raise self._lost("closed by the service")
-            received += piece
-        return bytes(received)
-
     def _lost(self, cause: str) -> HarborError:
         return SessionLost(f"the session's socket {self._path} has ended ({cause}): connect again")
-
-
-def _close_fd(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)
 
 
 _open_sockets: "weakref.WeakSet[SideSocket]" = weakref.WeakSet()

@@ -160,6 +160,11 @@ class Link:
         return self.side is not None and self.standing.state is not State.ENDED and not self.standing.deserted
 
     @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that opened the session."""
+        return self.side is not None and self.side.forked
+
+    @property
     def leads(self) -> bool:
         """Whether the session is this process's own, and not one that it has joined."""
         return self.session is not None and bool(self.session.token)
@@ -180,11 +185,11 @@ class Link:
             run()
         return done.result()
 
-    def ask_user(self, on_epoch: Callable[[str, str], Any], old_epoch: str, new_epoch: str) -> None:
-        """Calls `on_epoch` on the loop, for another thread, and waits until what it returns is done."""
+    def ask_user(self, callback: Callable[..., Any], *arguments: object) -> None:
+        """Calls `callback` on the loop, for another thread, and waits until what it returns is done."""
 
         async def asked() -> None:
-            answer = on_epoch(old_epoch, new_epoch)
+            answer = callback(*arguments)
             if inspect.isawaitable(answer):
                 await answer
 
@@ -215,7 +220,7 @@ class Link:
         await asyncio.to_thread(self._returning.join)
         if self.side is not None:
             self.side.close()
-        if self.side is None or not self.side.forked:  # gRPC's threads are not there in a child
+        if not self.forked:  # gRPC's threads are not there in a child
             await self._channel.close()
 
     def error(self, failure: grpc.RpcError, timeout_s: float | None) -> HarborError:

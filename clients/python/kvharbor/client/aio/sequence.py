@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Self
 
 from kvharbor.client.batches import Commit, only, unanswered
-from kvharbor.client.errors import EpochEnded, HarborError, SequenceNotFound, SessionGone
+from kvharbor.client.errors import EpochEnded, SequenceNotFound, SessionGone
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
 from kvharbor.client.tail import Tail
@@ -45,13 +45,17 @@ class Sequence(SequenceState):
         """Declares the KV of the first computed_tokens tokens written and visible, and publishes full blocks.
 
         `new_tokens` are the ids from token_count on; their own KV may come with a later commit. A commit that raises
-        has not moved token_count: the next one names its tokens again [C5]. While the service is away the commit
-        is taken in here, and the result is `pending` [C11].
+        has not moved token_count: the next one names its tokens again [C5]. What is written by a device is waited for
+        first [C14]. While the service is away the commit is taken in here, and the result is `pending` [C11].
         """
         return only(await self._pool.commit_many([Commit(self, computed_tokens, new_tokens, extra_keys)]))
 
     async def fork(self, child_count: int, *, reserve_tokens: int = 0, group: str = "") -> list["Sequence"]:
-        """Returns children that share the committed blocks and own a copy of the rest that is computed."""
+        """Returns children that share the committed blocks and own a copy of the rest that is computed.
+
+        The service makes the copy: what a device still writes is waited for first [C14].
+        """
+        await self._pool.wait_for_device(self._pool.order.before_commit)
         self.require_usable()
         call = self._pool.calls.fork(self.id, child_count, reserve_tokens=reserve_tokens, group=group)
 
@@ -69,8 +73,10 @@ class Sequence(SequenceState):
 
         The sequence ends here: this process touches its blocks no more. A token that nobody adopts within the
         service's limit (30 s by default) releases it, and so does the end of the service's process. Without an
-        answer it can be repeated, with the same arguments, or released.
+        answer it can be repeated, with the same arguments, or released. Waits for the device first [C14].
         """
+        order = self._pool.order
+        await self._pool.wait_for_device(order.before_commit, order.before_release)
         (commit,) = await self._pool.settled([Commit(self, computed_tokens, new_tokens)])
         item = self.commit_item(commit.computed_tokens, commit.new_tokens, leaving=True)
         try:
@@ -83,12 +89,14 @@ class Sequence(SequenceState):
     async def release(self) -> None:
         """Ends the sequence: committed blocks stay cached, the rest is free. Repeating it does nothing.
 
-        A session or an epoch that has ended has released it already, so that is no error.
+        Waits for the device first [C14]; when that fails the sequence is not released. A session or an epoch that has
+        ended has released it already, so that is no error.
         """
         if self.ended:
             return
         call = self._pool.calls.release([cache.ReleaseItem(sequence_id=self.id)])
         try:
+            await self._pool.wait_for_device(self._pool.order.before_release)
             await self._pool.link.run(call, take=self.released, here=lambda: self._pool.sequences.forget(self))
         except (SessionGone, EpochEnded):
             self.forget()
@@ -99,7 +107,7 @@ class Sequence(SequenceState):
     async def __aexit__(self, exc_type: type[BaseException] | None, *rest: object) -> None:
         try:
             await self.release()
-        except HarborError:
-            # The error that ended the block says more than one that follows from it.
+        except Exception:
+            # The error that ended the block says more than one that follows from it, such as a device's.
             if exc_type is None:
                 raise

@@ -1,0 +1,126 @@
+"""A pool of several parts: each process maps one, by its rank. The service is a fake, with one arena a rank."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fake_service import FakeService
+from integration.client_kinds import KINDS, connector
+from integration.client_worker import LAYOUT
+from kvharbor.client import EpochEnded, InvalidField
+
+Connect = Callable[..., Any]
+PARTED = dataclasses.replace(LAYOUT, tp_size=3)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    """The fake, with its process running."""
+    fake = FakeService(tmp_path, PARTED, block_count=8)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture(params=KINDS)
+def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Connects with the client under test."""
+    with connector(request.param) as start:
+        yield start
+
+
+def stamp(memory: Any, value: float) -> None:
+    memory.views.numpy("k", 0)[...] = value
+
+
+def stamps(service: FakeService) -> list[float]:
+    """The greatest number in each part, as another process would see it."""
+    return [float(np.frombuffer(service.memory(part), np.float32).max()) for part in range(PARTED.tp_size)]
+
+
+def test_each_rank_maps_its_own_part(open_harbor: Connect, service: FakeService) -> None:
+    """The leader part 0, a member that of its rank; all have the same blocks."""
+    leader = open_harbor(service.target)
+    pool = leader.open_pool("p", PARTED)
+    members = [open_harbor(service.target, join=leader.join_token, rank=rank) for rank in (1, 2)]
+    memories = [pool, *(member.attach_pool(pool.id) for member in members)]
+    assert [memory.part for memory in memories] == [0, 1, 2]
+    for value, memory in enumerate(memories, start=1):
+        stamp(memory, float(value))
+    assert stamps(service) == [1.0, 2.0, 3.0]
+    assert [attach.part for attach in service.attaches] == [0, 1, 2]
+    with pool.allocate(range(16)) as held:
+        assert (members[1].attach_pool(pool.id).views.numpy("k", 0)[held.table] == 3.0).all()
+
+
+def test_a_part_may_be_named(open_harbor: Connect, service: FakeService) -> None:
+    """By an engine whose ranks are not counted as its members are; a member may map several."""
+    leader = open_harbor(service.target)
+    pool = leader.open_pool("p", PARTED, part=2)
+    member = open_harbor(service.target, join=leader.join_token, rank=7)
+    for value, memory in enumerate((pool, member.attach_pool(pool.id, part=0), member.attach_pool(pool.id, part=1))):
+        stamp(memory, float(value))
+    assert stamps(service) == [1.0, 2.0, 0.0]
+    assert leader.open_pool("p", PARTED, part=2).part == pool.part == 2
+
+
+def test_members_of_an_engine_that_is_not_tensor_parallel_share_its_one_part(
+    open_harbor: Connect, service: FakeService
+) -> None:
+    """A rank beyond the parts maps part 0; a part that is named and is not there is refused."""
+    leader = open_harbor(service.target)
+    pool = leader.open_pool("p", PARTED)
+    member = open_harbor(service.target, join=leader.join_token, rank=3)
+    assert member.attach_pool(pool.id).part == 0
+    with pytest.raises(InvalidField):
+        member.attach_pool(pool.id, part=3)
+
+
+@pytest.mark.parametrize("part", [-1, 3, 1.0, "0"])
+def test_a_part_that_the_layout_does_not_have_is_refused_before_anything_is_sent(
+    open_harbor: Connect, service: FakeService, part: Any
+) -> None:
+    """It would be a rank of another engine."""
+    with pytest.raises(InvalidField, match="part"):
+        open_harbor(service.target).open_pool("p", PARTED, part=part)
+    assert service.calls["OpenPool"] == []
+
+
+def test_a_harbor_has_one_part_of_a_pool(open_harbor: Connect, service: FakeService) -> None:
+    """A process that wants two joins its own session: `views` could not show both."""
+    leader = open_harbor(service.target)
+    pool = leader.open_pool("p", PARTED)
+    with pytest.raises(InvalidField, match="join the session once more"):
+        leader.open_pool("p", PARTED, part=1)
+    again = open_harbor(service.target, join=leader.join_token, rank=1)
+    assert again.attach_pool(pool.id).part == 1
+
+
+def test_devices_go_with_the_call_that_makes_the_pool(open_harbor: Connect, service: FakeService) -> None:
+    """One UUID a rank; text would be taken apart into letters."""
+    harbor = open_harbor(service.target)
+    harbor.open_pool("p", PARTED, devices=("GPU-a", "GPU-b", "GPU-b"))
+    assert list(service.calls["OpenPool"][0].devices) == ["GPU-a", "GPU-b", "GPU-b"]
+    for devices in ("GPU-a", [7]):
+        with pytest.raises(InvalidField, match="devices"):
+            harbor.open_pool("p", PARTED, devices=devices)
+
+
+def test_a_new_epoch_maps_the_same_part_again(open_harbor: Connect, service: FakeService) -> None:
+    """C12: views of part 1 show part 1 of the new pool."""
+    pool = open_harbor(service.target, on_epoch=lambda *_: None).open_pool("p", PARTED, part=1)
+    view = pool.views.numpy("k", 0)
+    stamp(pool, 5.0)
+    service.new_epoch()
+    with contextlib.suppress(EpochEnded):
+        pool.stats()
+    assert pool.stats().pool_id == "e2.1"
+    assert not view.any()
+    view[...] = 6.0
+    assert stamps(service) == [0.0, 6.0, 0.0]
+    assert [attach.part for attach in service.attaches] == [1, 1]
+    del view

@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODEGEN := build/codegen
 DEPLOY := build/deploy
+CPP := build/cpp
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check fix gen check-gen check-deploy bench chaos dist-check test-gpu clean
+.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench chaos dist-check test-gpu dry-run-gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -25,6 +26,11 @@ demo: setup ## three SmolLM2 workers share one prefix cache
 
 test: setup ## every test that needs no GPU
 	$(BIN)/pytest
+
+# Optimised a little, as tests start it often and nobody measures it.
+cpp: ## the C++ client with its example; needs the Debian packages of clients/cpp/apt-packages.txt
+	cmake -S clients/cpp -B $(CPP) -DCMAKE_CXX_FLAGS=-O1
+	cmake --build $(CPP) --parallel $(shell nproc)
 
 check: setup check-gen check-deploy ## lint, types, import rules, protos, generated code, deploy files
 	$(BIN)/ruff check .
@@ -79,6 +85,29 @@ chaos: setup ## kill workers, service and supervisor, verify every byte; writes 
 
 dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree
 	$(BIN)/python tests/dist_check.py
+
+GPU_VENV := build/gpu-venv
+GPU_PYTHON ?= $(GPU_VENV)/bin/python
+
+# Over the machine's own torch, CuPy and transformers, which stay as they are: see docs/gpu.md.
+$(GPU_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	$(GPU_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[server,cuda]' \
+	  pytest pytest-timeout pytest-randomly
+	touch $@
+
+# Versions there are not those of the lock: what they deprecate is no failure.
+test-gpu: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.installed) ## what needs a GPU; writes build/gpu.json
+	mkdir -p build
+	status=0; \
+	$(GPU_PYTHON) -m pytest -m gpu -W default::DeprecationWarning -W default::FutureWarning \
+	  --junitxml=build/gpu-tests.xml tests/gpu tests/contract tests/cases || status=1; \
+	PYTHONPATH=tests $(GPU_PYTHON) -m gpu.measure || status=1; \
+	exit $$status
+
+dry-run-gpu: setup ## the same on a stub of the driver: shows that the tests work, and nothing about a GPU
+	GPU_TESTS_ON_STUB=1 $(BIN)/pytest -m "not gpu" tests/gpu
+	PYTHONPATH=tests $(BIN)/python -m gpu.measure --dry-run
 
 clean: ## remove what make made
 	rm -rf build $(VENV)

@@ -21,13 +21,23 @@ SMALL_MEMORY = "64MiB"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A service takes half a second to start: what starts one of its own is slow. No driver: nothing marked `gpu`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A service takes half a second to start: what starts one of its own is slow. `gpu` is for `make test-gpu`."""
+    without_device = _why_no_device(config)
     for item in items:
         if {"start_service", "start_fresh"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
-        if item.get_closest_marker("gpu") and not NVIDIA_DRIVER.exists():
-            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: there is no {NVIDIA_DRIVER}"))
+        if without_device and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=without_device))
+
+
+def _why_no_device(config: pytest.Config) -> str:
+    """Why this process cannot use a device; empty if it can."""
+    if not NVIDIA_DRIVER.exists():
+        return f"needs a CUDA device: there is no {NVIDIA_DRIVER}"
+    if config.option.markexpr != "gpu":
+        return "needs a process in which CUDA's driver is not the stub: run pytest with -m gpu (make test-gpu)"
+    return ""
 
 
 @pytest.fixture(autouse=True)

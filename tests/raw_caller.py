@@ -78,7 +78,7 @@ def ask(connection: socket.socket, request: side_pb2.SideRequest) -> tuple[side_
 
 def answer(connection: socket.socket) -> tuple[side_pb2.SideResponse, list[int]]:
     """Returns the next frame with its descriptors; raises ConnectionError at the end of the stream."""
-    head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, maxfds=1)
+    head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, maxfds=64)
     if len(head) < _LENGTH.size:
         raise ConnectionError("the side socket has ended")
     data = bytearray()
@@ -99,6 +99,11 @@ def joining(
 ) -> side_pb2.SideRequest:
     """Returns the hello of a session's further process."""
     return hello(join=side_pb2.Join(join_token=join_token, rank=rank, mode=mode))
+
+
+def attaching(pool_id: str, **asked: Any) -> side_pb2.SideRequest:
+    """Returns the request for a pool's memory; `asked` may have `part` and `device_view`."""
+    return side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id, **asked))
 
 
 def resuming(token: str, epoch: str) -> side_pb2.SideRequest:
@@ -151,11 +156,11 @@ class RawCaller:
             name=name, layout=layout or small_layout(), size_bytes=(block_count + 1) * BLOCK_BYTES
         )
         response = self.call(self.pools.OpenPool, opening)
-        return str(response.descriptor.pool_id)
+        return str(response.pool.pool_id)
 
-    def attach(self, pool_id: str) -> tuple[side_pb2.SideResponse, list[int]]:
+    def attach(self, pool_id: str, **asked: Any) -> tuple[side_pb2.SideResponse, list[int]]:
         """Asks for a pool's memory on the side socket."""
-        return ask(self.side, side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id)))
+        return ask(self.side, attaching(pool_id, **asked))
 
     def allocate(self, pool_id: str, *ids: int, **fields: Any) -> types_pb2.Sequence:
         """Allocates a prompt of these tokens; returns the sequence."""

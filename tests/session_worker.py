@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,13 +31,15 @@ os.close(told)
 class SessionWorker:
     """The test's end of a worker with a session of its own, or, with `hello`, with another first request."""
 
-    def __init__(self, grpc_path: Path | str, *, without_session: bool = False) -> None:
+    def __init__(
+        self, grpc_path: Path | str, *, without_session: bool = False, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(grpc_path), *(["without-session"] if without_session else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+            env={**environment, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
         )
         self._children: list[int] = []
         self.answer()

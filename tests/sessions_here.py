@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvharbor.gpumem import ArenaKind
 from kvharbor.pool import PoolStats, Prompt, SequenceView
 from kvharbor.server.admission import Application
+from kvharbor.server.arenas import HostArenas
+from kvharbor.server.attaching import Attachment, attachment
 from kvharbor.server.errors import Draining
 from kvharbor.server.keeper import Keeper, Unkept
 from kvharbor.server.life import Life
-from kvharbor.server.members import Mode, memory_descriptor
+from kvharbor.server.members import Mode
 from kvharbor.server.owner import offset_clock
 from kvharbor.server.peer import Peer
 from kvharbor.server.pools import Pools
@@ -22,8 +25,9 @@ from kvharbor.server.session import Session
 from kvharbor.server.session_end import end_in_pool
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import Settings
-from kvharbor.server.side import Attachment, SideRules, SideServer
+from kvharbor.server.side import SideRules, SideServer
 from kvharbor.server.wire import descriptor_message, layout_of
+from kvharbor.v1 import side_pb2
 from raw_caller import BLOCK_BYTES, small_layout, tokens
 
 DEADLINE_S = 20.0
@@ -47,7 +51,7 @@ class SessionsHere:
         self.life = Life.kept(keeper) or Life.begun(64 << 20)
         self.life.keep(keeper)
         clock = offset_clock(self.life.clock_offset_s)
-        self.pools = Pools(settings, self.life, keeper, clock=clock, crash=crash)
+        self.pools = Pools(settings, self.life, keeper, HostArenas(), clock=clock, crash=crash)
         self.sessions = Sessions(keeper, end_in_pool, crash)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         Path(f"{path.with_suffix('')}.side").unlink(missing_ok=True)
@@ -95,10 +99,11 @@ class SessionsHere:
         """Returns the session that a process leads."""
         return next(session for session in self.sessions.all() if session.peer.pid == pid)
 
-    def _attach(self, session: Session, pool_id: str, mode: Mode) -> Attachment:
-        served = self.pools.opened(session, pool_id).served
-        message = descriptor_message(served.descriptor, pool_id=served.pool_id, name=served.name, epoch=self.life.epoch)
-        return Attachment(message, memory_descriptor(served.memory.arena.fd, mode))
+    def _attach(self, session: Session, asked: side_pb2.Attach, mode: Mode) -> Attachment:
+        served = self.pools.opened(session, asked.pool_id).served
+        names = {"pool_id": served.pool_id, "name": served.name, "epoch": self.life.epoch}
+        message = descriptor_message(served.descriptor, ArenaKind.HOST, served.places, **names)
+        return attachment(served, message, asked, mode, allow_mps=False)
 
 
 @contextlib.asynccontextmanager

@@ -17,8 +17,8 @@ BURST_TOKENS = 65_536
 class FullPool:
     """A pool filled with cached blocks, and fresh prompts for it."""
 
-    def __init__(self, block_count: int, block_tokens: int) -> None:
-        self._pool = Pool(PoolConfig(block_count, block_tokens))
+    def __init__(self, block_count: int, block_tokens: int, policy: str = "lru") -> None:
+        self._pool = Pool(PoolConfig(block_count, block_tokens, policy=policy))
         self._pool.open_session(SESSION, "bench")
         self._next_token = 0
         filled = 0
@@ -59,10 +59,11 @@ class FullPool:
 
 
 def measure(rounds: int) -> list[Figure]:
-    """Measures `pool_us_*` and `pool_1m_blocks_over_1k`."""
+    """Measures `pool_us_*` and `pool_1m_blocks_over_1k`, with LRU where the name does not say auto."""
     coarse, fine = FullPool(4_096, 64), FullPool(16_384, 16)
     samples = {f"pool_us_{count}": coarse.sample(count) for count in (512, 2_048, 8_192, 131_072)}
     samples |= {f"pool_us_{count}_b16": fine.sample(count) for count in (512, 2_048, 8_192, 131_072)}
+    samples["pool_us_2048_auto"] = FullPool(4_096, 64, policy="auto").sample(2_048)
     samples["1k"] = FullPool(1_000, 64).sample(2_048)
     samples["1m"] = FullPool(1_000_000, 64).sample(2_048)
     taken = interleaved(samples, rounds)

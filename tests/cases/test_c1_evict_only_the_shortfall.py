@@ -1,13 +1,16 @@
 """C1: only what is short is evicted, from the tail, and always the same."""
 
+import pytest
 from calls import allocate, cache, new_pool, present, release, span
+
+from kvharbor.pool import POLICIES
 
 P, Q = span(1, 12), span(51, 62)
 
 
-def run_once() -> list[tuple[int, int, int]]:
+def run_once(policy: str) -> list[tuple[int, int, int]]:
     """P's hit, Q's hit and evictions so far, after each step."""
-    pool = new_pool(6)
+    pool = new_pool(6, policy=policy)
     cache(pool, P)
     cache(pool, Q)
     seen = []
@@ -21,6 +24,7 @@ def run_once() -> list[tuple[int, int, int]]:
     return seen
 
 
-def test_the_deepest_of_the_oldest_goes_one_by_one() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_deepest_of_the_oldest_goes_one_by_one(policy: str) -> None:
     """C1: three fresh blocks cost P's tail, P's middle, then Q's tail, as P's head was just used; fifty times alike."""
-    assert [run_once() for _ in range(50)] == [[(8, 12, 1), (4, 12, 2), (4, 8, 3)]] * 50
+    assert [run_once(policy) for _ in range(50)] == [[(8, 12, 1), (4, 12, 2), (4, 8, 3)]] * 50

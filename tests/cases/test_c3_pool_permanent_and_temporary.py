@@ -3,13 +3,15 @@
 import pytest
 from calls import allocate, cache, new_pool, prompt, release, span
 
+from kvharbor.pool import POLICIES
 from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
 from kvharbor.pool.steps import finish
 
 
-def test_the_usable_number_is_the_admitted_number() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_usable_number_is_the_admitted_number(policy: str) -> None:
     """C3: U blocks fit, U + 1 never do, though the pool is empty; one block is served right after."""
-    pool = new_pool(12, scratch_blocks=1)
+    pool = new_pool(12, scratch_blocks=1, policy=policy)
     usable = pool.stats().total_block_count
     release(pool, allocate(pool, span(1, 4 * usable)))
     with pytest.raises(RequestTooLarge, match="larger than the pool") as refused:
@@ -18,9 +20,10 @@ def test_the_usable_number_is_the_admitted_number() -> None:
     assert len(allocate(pool, [1], session=2).block_ids) == 1
 
 
-def test_a_full_pool_says_how_much_is_pinned() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_full_pool_says_how_much_is_pinned(policy: str) -> None:
     """C3: with three blocks warm, U - 2 does not fit now, and the refusal counts the warm ones."""
-    pool = new_pool(12)
+    pool = new_pool(12, policy=policy)
     cache(pool, span(1, 12))
     finish(pool.warmup("t", None, prompt(span(1, 12)), "w"))
     with pytest.raises(PoolExhausted) as refused:

@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Iterator
-from concurrent.futures import Executor
 from pathlib import Path
 from statistics import quantiles
 
@@ -20,6 +19,7 @@ import pytest
 from conftest import StartService
 from kvharbor.pool import Commit
 from kvharbor.server.session import State
+from kvharbor.server.work_thread import WorkThread
 from raw_caller import RawCaller, greeted, hello
 from session_worker import SessionWorker
 from sessions_here import run, sessions_here, settled, until
@@ -32,7 +32,7 @@ LIMIT_S = 0.2
 
 
 @contextlib.contextmanager
-def slow_device(thread: Executor) -> Iterator[None]:
+def slow_device(thread: WorkThread) -> Iterator[None]:
     """The device's thread is in a call that does not return meanwhile."""
     ended = threading.Event()
     thread.submit(ended.wait)
@@ -73,7 +73,7 @@ def test_a_slow_device_call_of_a_dead_client_stops_nobody(tmp_path: Path) -> Non
                 parent = await here.allocate(session, *range(20))
                 opened, owner, pool = session.opened[here.served.pool_id], here.served.owner, here.served.pool
                 await owner.run(opened.turns, lambda: pool.commit(session.number, parent.number, Commit(20)))
-                with slow_device(here.served.copier):
+                with slow_device(here.served.memory.parts[0].thread):
                     forking = asyncio.create_task(
                         owner.fork(opened.turns, lambda: pool.fork(session.number, parent.number, 1), here.served.copy)
                     )

@@ -46,7 +46,7 @@ def test_sizes_in_a_file_make_exactly_the_blocks_they_hold(start_fresh: StartSer
         made = {}
         for name in ("gib", "gb", "more"):
             opening = pools.OpenPoolRequest(name=name, layout=large_layout())
-            descriptor = caller.call(caller.pools.OpenPool, opening, wait_for_ready=True).descriptor
+            descriptor = caller.call(caller.pools.OpenPool, opening, wait_for_ready=True).pool
             made[name] = descriptor.block_count
             caller.call(caller.pools.DropPool, pools.DropPoolRequest(pool_id=descriptor.pool_id))
         assert made == {"gib": 512, "gb": 476, "more": 768}

@@ -11,6 +11,7 @@ import pytest
 from kvharbor.gpumem import DataType, Layout, Plane
 from kvharbor.pool import Prompt
 from kvharbor.pool.steps import finish
+from kvharbor.server.arenas import HostArenas
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.crash import crash
 from kvharbor.server.errors import Draining
@@ -106,7 +107,7 @@ def test_five_thousand_tenants_make_a_bounded_scrape() -> None:
 
     async def run() -> tuple[Scrape, float, float]:
         life = Life.begun(2**30)
-        pools = Pools(Settings(), life, _Forgetful(), clock=time.monotonic, crash=crash)
+        pools = Pools(Settings(), life, _Forgetful(), HostArenas(), clock=time.monotonic, crash=crash)
         try:
             await _make_pools(pools)
             return await _scraped(pools, life)

@@ -84,6 +84,10 @@ class Killer:
             self._crowd.strike(slot, signal.SIGTERM if strike.means is Means.TERM else signal.SIGKILL)
 
     def _strike_owner(self, strike: Strike) -> None:
+        if strike.means is Means.STANDBY_KILL:
+            if self._owner.strike_standby():
+                self._times.standby_deaths.append(time.monotonic())
+            return
         self._unchecked = True
         if strike.means is Means.MARK:
             if self._owner.strike_at(strike.mark, strike.passes):

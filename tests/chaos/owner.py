@@ -53,6 +53,15 @@ class Owner:
             with contextlib.suppress(ProcessLookupError):  # dead, and not yet noticed here
                 signal.pidfd_send_signal(self._child_fd, number)
 
+    def strike_standby(self) -> bool:
+        """Kills the process that waits to take over; False if there is none now."""
+        waiting = set(_children(self._services[-1].process.pid)) - {self._child, self._buried}
+        if self._child:
+            for pid in waiting:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return bool(self._child and waiting)
+
     def upgrade(self) -> None:
         """Asks the supervisor for a fresh child."""
         self._services[-1].process.send_signal(signal.SIGHUP)

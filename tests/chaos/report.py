@@ -22,6 +22,7 @@ class Report:
     worker_stops: int = 0
     owner_kills: int = 0
     owner_stops: int = 0
+    standby_kills: int = 0
     upgrades: int = 0
     supervisor_kills: int = 0
     marked_kills: dict[str, int] = field(default_factory=dict)

@@ -83,6 +83,7 @@ class Run:
             self.report.leaked_blocks += counts["total"] - counts["free"] if counts else 0
         self._witnesses.end()
         self.report.owner_kills = self._times.warm_kill_count()
+        self.report.standby_kills = len(self._times.standby_deaths)
         self.report.upgrades = self._times.upgrades
         self.report.supervisor_kills = self._times.supervisor_deaths
         self.report.faults += self.owner.stop()
@@ -105,7 +106,9 @@ class Run:
         undisturbed, disturbed = self._times.reclaims(self._crowd.deaths)
         warm_outages = [outage for outage in self._times.outages() if not outage.cold]
         recoveries = [outage.over - outage.last_death for outage in warm_outages]
-        with_standby = [outage.over - outage.last_death for outage in warm_outages if outage.up_s >= STANDBY_S]
+        with_standby = [
+            outage.over - outage.last_death for outage in warm_outages if self._times.had_standby(outage, STANDBY_S)
+        ]
         outages = [outage.over - outage.first_death for outage in warm_outages]
         cold_starts = [outage.over - outage.last_death for outage in self._times.outages() if outage.cold]
         report.worker_kills = self._crowd.kills

@@ -17,6 +17,7 @@ class Means(Enum):
     MARK = "mark"  # it kills itself at a marked point
     QUIET_KILL = "quiet_kill"  # while no call is under way, with the index compared before and after
     UPGRADE = "upgrade"  # replaced on purpose
+    STANDBY_KILL = "standby_kill"  # not it, but the one that waits to take over
 
 
 class Target(Enum):
@@ -63,6 +64,7 @@ _MEANS = {
 # What is no kill comes on top.
 _STOPS_A_KILL = 0.1
 _UPGRADES_A_KILL = 0.05
+_STANDBY_KILLS_A_KILL = 0.05
 _MOST_PASSES = 6
 _STOPS_S = (0.05, 0.3, 1.0)
 LONGEST_STOP_S = max(_STOPS_S)
@@ -85,6 +87,7 @@ def strikes(size: Size, seed: int, marks: Sequence[str]) -> list[Strike]:
         blows += [(target, chosen) for chosen in chance.choices(means, weights, k=count)]
         blows += [(target, Means.STOP)] * round(count * _STOPS_A_KILL)
     blows += [(Target.OWNER, Means.UPGRADE)] * math.ceil(size.owner_kills * _UPGRADES_A_KILL)
+    blows += [(Target.OWNER, Means.STANDBY_KILL)] * math.ceil(size.owner_kills * _STANDBY_KILLS_A_KILL)
     chance.shuffle(blows)
     return [
         Strike(
@@ -95,7 +98,7 @@ def strikes(size: Size, seed: int, marks: Sequence[str]) -> list[Strike]:
             stop_s=chance.choice(_STOPS_S),
             mark=chance.choice(marks) if means is Means.MARK else "",
             passes=chance.randrange(_MOST_PASSES),
-            rest_s=chance.choice(_RESTS_S),
+            rest_s=STANDBY_S if means is Means.STANDBY_KILL else chance.choice(_RESTS_S),
         )
         for target, means in blows
     ]

@@ -35,6 +35,7 @@ def test_nothing_is_wrong_leaked_or_lost_while_workers_and_the_owner_are_killed(
     assert figures["owner_kills"] >= 6
     exercised = ("hits_verified", "tails_verified", "evicted_blocks", "forks", "adoptions", "invariants_checked")
     assert all(figures[name] > 0 for name in exercised), figures
+    assert figures["standby_kills"] == 1
     assert figures["marked_kills"]
     assert figures["recovery_samples"] > 0
     assert figures["reclaim_samples"] > 0

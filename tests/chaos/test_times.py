@@ -11,6 +11,17 @@ def times() -> Times:
     return noted
 
 
+def test_an_outage_had_a_standby_that_was_made_and_not_killed_before_it() -> None:
+    """One that has died is made again after the next return."""
+    first, cold = times().outages()
+    assert (times().had_standby(cold, 2.5), times().had_standby(first, 2.5)) == (True, False)
+    killed = times()
+    killed.standby_deaths = [1.0, 4.0]
+    assert (killed.had_standby(cold, 2.5), killed.had_standby(first, 0.1)) == (False, False)
+    killed.standby_deaths = [1.0, 7.0]
+    assert killed.had_standby(cold, 2.5)
+
+
 def test_an_outage_lasts_from_the_first_death_to_the_first_answer() -> None:
     """A death before the answer belongs to the same outage; a new epoch is a cold start."""
     assert times().outages() == [

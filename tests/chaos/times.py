@@ -28,6 +28,7 @@ class Times:
 
     owner_deaths: list[float] = field(default_factory=list)
     supervisor_deaths: int = 0
+    standby_deaths: list[float] = field(default_factory=list)
     upgrades: int = 0
     owner_stops: list[tuple[float, float]] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
@@ -51,6 +52,11 @@ class Times:
     def warm_kill_count(self) -> int:
         """Returns how often the child has died before its time, and its supervisor had not."""
         return len(self.owner_deaths) - self.supervisor_deaths - self.upgrades
+
+    def had_standby(self, outage: Outage, made_after_s: float) -> bool:
+        """Whether there was a process that waited to take over, which is made so long after each return."""
+        began = outage.first_death - outage.up_s
+        return outage.up_s >= made_after_s and not any(began <= at for at in self.standby_deaths if at <= outage.over)
 
     def outages(self) -> list[Outage]:
         """Returns all of them that are over."""

@@ -8,7 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -65,8 +65,8 @@ class Snapshot:
 class Worker:
     """What a worker process can be told. Sequences are known by names that the test gives them."""
 
-    def __init__(self, target: str, pool_name: str, block_count: int) -> None:
-        self.harbor = connect(target, client_name=f"worker-{os.getpid()}", accepts_warm_tasks=True)
+    def __init__(self, target: str, pool_name: str, block_count: int, **options: Any) -> None:
+        self.harbor = connect(target, client_name=f"worker-{os.getpid()}", accepts_warm_tasks=True, **options)
         self.pool = self.harbor.open_pool(pool_name, LAYOUT, pool_size(block_count))
         self.sequences: dict[str, PoolSequence] = {}
 
@@ -88,7 +88,11 @@ class Worker:
 
     def stamp(self, name: str, first_token: int, stamps: Sequence[float]) -> None:
         """Writes."""
-        stamp(self.pool, self.sequences[name], first_token, stamps)
+        self.write_stamps(self.sequences[name], first_token, stamps)
+
+    def write_stamps(self, sequence: PoolSequence, first_token: int, stamps: Sequence[float]) -> None:
+        """Writes where the pool's memory is the host's."""
+        stamp(self.pool, sequence, first_token, stamps)
 
     def read(self, name: str, first_token: int, end_token: int) -> list[float]:
         """Reads."""
@@ -140,17 +144,20 @@ class Worker:
     def put(self, tokens: Sequence[int], stamps: Sequence[float]) -> None:
         """Allocates, writes what is missing, commits and releases a prompt."""
         with self.pool.allocate(tokens) as held:
-            stamp(self.pool, held, held.cached_tokens, stamps[held.cached_tokens :])
+            self.write_stamps(held, held.cached_tokens, stamps[held.cached_tokens :])
             held.commit(len(tokens))
 
 
 class WorkerProcess:
-    """A Worker in a process of its own; calls go to it by name and its errors come back."""
+    """A Worker in a process of its own, or what `make` makes; calls go to it by name and its errors come back."""
 
-    def __init__(self, target: str, pool_name: str, block_count: int) -> None:
+    def __init__(
+        self, target: str, pool_name: str, block_count: int, make: Callable[[str, str, int], Any] = Worker
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, target, pool_name, block_count), daemon=True)
+        arguments = (theirs, make, target, pool_name, block_count)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -193,8 +200,10 @@ def serve_member(pipe: Connection, target: str, join_token: str, pool_id: str) -
         pipe.recv()
 
 
-def _serve(pipe: Connection, target: str, pool_name: str, block_count: int) -> None:
-    worker = Worker(target, pool_name, block_count)
+def _serve(
+    pipe: Connection, make: Callable[[str, str, int], Any], target: str, pool_name: str, block_count: int
+) -> None:
+    worker = make(target, pool_name, block_count)
     with worker.harbor, contextlib.suppress(EOFError):
         for operation, args, options in _requests(pipe):
             try:

@@ -287,7 +287,7 @@ def test_a_request_id_takes_effect_once(caller: RawCaller, pool_id: str) -> None
 def test_children_get_copies_of_the_tail(caller: RawCaller, pool_id: str) -> None:
     """The bytes of the page are those of the source, in a block of each child's own."""
     response, (arena,) = caller.attach(pool_id)
-    span = response.attached.descriptor.spans[0]
+    span = response.attached.pool.spans[0]
     source = allocate(caller, pool_id, tokens(*range(20)))
     blocks = [int.from_bytes(source.table.block_ids[i : i + 4], "little") for i in (0, 4)]
     os.pwrite(arena, b"\x07" * BLOCK_BYTES, span.offset_bytes + blocks[1] * span.block_stride_bytes)

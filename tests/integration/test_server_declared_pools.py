@@ -38,9 +38,9 @@ def declare(tmp_path: Path) -> Declare:
     return write
 
 
-def opened(caller: RawCaller, **fields: int) -> pools.OpenPoolResponse:
+def opened(caller: RawCaller, size_bytes: int = 0) -> pools.OpenPoolResponse:
     """Opens the pool "p" with the small layout."""
-    request = pools.OpenPoolRequest(name="p", layout=small_layout(), **fields)
+    request = pools.OpenPoolRequest(name="p", layout=small_layout(), size_bytes=size_bytes)
     response: pools.OpenPoolResponse = caller.call(caller.pools.OpenPool, request)
     return response
 
@@ -50,7 +50,7 @@ def test_a_declared_pool_is_there_for_the_first_worker(start_fresh: StartService
     service = start_fresh(config=declare())
     with RawCaller(str(service.socket)) as caller:
         assert [opened(caller).created, opened(caller, size_bytes=9 * BLOCK_BYTES).created] == [False, False]
-        assert caller.stats(opened(caller).descriptor.pool_id).total_block_count == 8
+        assert caller.stats(opened(caller).pool.pool_id).total_block_count == 8
 
 
 def test_a_worker_with_another_layout_is_refused(start_fresh: StartService, declare: Declare) -> None:
@@ -72,13 +72,13 @@ def test_after_a_restart_it_is_recovered_not_made_again(start_fresh: StartServic
     """What was committed there is a hit."""
     service = start_fresh(config=declare())
     with RawCaller(str(service.socket)) as caller:
-        pool_id = opened(caller).descriptor.pool_id
+        pool_id = opened(caller).pool.pool_id
         sequence = caller.allocate(pool_id, *range(40))
         caller.commit(pool_id, sequence.sequence_id, 40)
     service.restart_child()
     with RawCaller(str(service.socket)) as caller:
         again = opened(caller)
-        assert (again.created, again.descriptor.pool_id) == (False, pool_id)
+        assert (again.created, again.pool.pool_id) == (False, pool_id)
         assert caller.allocate(pool_id, *range(40)).cached_tokens == 32
     assert len(service.entries("pool made")) == 1
 

@@ -99,7 +99,7 @@ def test_memory_goes_to_those_who_have_opened_the_pool(harbor: str) -> None:
         second.open_pool("side-memory", block_count=4)
         (one,) = first.attach(pool_id)[1]
         response, (two,) = second.attach(pool_id)
-        descriptor = response.attached.descriptor
+        descriptor = response.attached.pool
         assert (descriptor.block_count, descriptor.size_bytes) == (5, 5 * BLOCK_BYTES)
         os.pwrite(one, b"here", BLOCK_BYTES)
         assert os.pread(two, 4, BLOCK_BYTES) == b"here"

@@ -73,7 +73,7 @@ def test_a_member_gets_no_pool_that_the_leader_has_not_opened(harbor: str, leade
             assert response.refused.reason == errors_pb2.ERROR_REASON_POOL_NOT_FOUND
             leader.open_pool("members-unopened", block_count=4)
             response, fds = ask(side, attach(pool_id))
-            assert response.attached.descriptor.pool_id == pool_id
+            assert response.attached.pool.pool_id == pool_id
             os.close(fds[0])
 
 

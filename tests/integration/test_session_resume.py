@@ -45,7 +45,7 @@ def test_a_live_session_may_take_a_further_socket(caller: RawCaller) -> None:
     caller.older_sides[0].close()
     assert caller.commit(pool_id, sequence.sequence_id, 16).committed_tokens == 16
     response, fds = caller.attach(pool_id)
-    assert response.attached.descriptor.pool_id == pool_id
+    assert response.attached.pool.pool_id == pool_id
     os.close(fds[0])
 
 
@@ -93,7 +93,11 @@ def test_who_may_not_resume_is_told_why(
     with side:
         assert response.refused.reason == reason
         if reason == errors_pb2.ERROR_REASON_STALE_EPOCH:
-            assert response.refused.metadata == {"epoch": epoch, "currentEpoch": caller.welcome.epoch}
+            told = response.refused.metadata
+            assert (told["epoch"], told["currentEpoch"]) == (epoch, caller.welcome.epoch)
+            assert told["remedy"] == "end all work on its memory, map that no more, then say hello without `resume`"
+            assert response.refused.message.startswith("the session is of epoch 000000000000")
+            assert response.refused.message.endswith(told["remedy"])
         assert ended(side)
     assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_LIVE
 
@@ -296,7 +300,7 @@ def test_members_and_their_leader_resume_each_for_itself(service: ServiceProcess
         caller.resume_pool(pool_id)
         side.close()
         attached, fds = ask(again, side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id)))
-        assert attached.attached.descriptor.pool_id == pool_id
+        assert attached.attached.pool.pool_id == pool_id
         os.close(fds[0])
         assert states(caller)[caller.welcome.session_id] == pools.SESSION_STATE_LIVE
         idle.close()

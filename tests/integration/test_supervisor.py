@@ -153,7 +153,7 @@ def test_an_upgrade_is_a_restart_in_order(start_fresh: StartService, tmp_path: P
         ready = service.wait_for("ready", 2)
     assert (ready["epoch"], ready["restart_count"]) == (service.wait_for("ready")["epoch"], 1)
     ended = service.wait_for("service process ended")
-    assert (ended["cause"], ended["status"], ended["restart_pause_s"]) == ("upgraded", 0, 0.0)
+    assert (ended["cause"], ended["status"], ended["restart_pause_s"], ended["level"]) == ("upgraded", 0, 0.0, "info")
     assert service.entries("draining")[0]["grace_s"] == 4.0
     with RawCaller(path) as caller:
         assert caller.open_pool("p") == pool_id

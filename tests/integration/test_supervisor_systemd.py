@@ -138,7 +138,9 @@ def test_a_killed_supervisor_loses_nothing_that_systemd_has_kept(manager: Manage
         caller.call(caller.cache.Commit, cache.CommitRequest(pool_id=pool_id, items=[item]))
     killed.wait_for("session ended")
     killed.kill()
-    assert {"epoch#meta", "pool/1#0", "pool/1#1", "pool/1#meta", "control"} <= set(manager.store)
+    assert {"epoch#meta", "pool/1#0", "pool/1#meta", "pool/1/part/0#0", "pool/1/part/0#meta", "control"} <= set(
+        manager.store
+    )
     service = manager.start(path)
     ready = service.wait_for("ready")
     assert (ready["epoch"], ready["restart_count"]) == (epoch, 1)
@@ -147,6 +149,24 @@ def test_a_killed_supervisor_loses_nothing_that_systemd_has_kept(manager: Manage
         found = caller.call(caller.cache.Lookup, cache.LookupRequest(pool_id=pool_id, token_ids=tokens(*range(32))))
         assert found.present_tokens == 32
     assert service.stop() == 0
+
+
+def test_a_store_that_cannot_have_everything_is_given_up(manager: Manager, tmp_path: Path) -> None:
+    """A part of what is kept would be taken for the whole: the service goes on, and the next start is cold."""
+    path = tmp_path / "a.sock"
+    killed = manager.start(path, FDSTORE="4")
+    epoch = killed.wait_for("ready")["epoch"]
+    with RawCaller(str(path)) as caller:
+        caller.open_pool("p")
+    told = killed.wait_for(
+        "systemd's descriptor store is full and given up: if the supervisor is killed, the next start is cold"
+    )
+    assert (told["level"], told["limit"]) == ("error", 4)
+    assert "FileDescriptorStoreMax=" in told["remedy"]
+    assert killed.restart_child()["epoch"] == epoch
+    killed.kill()
+    assert [name for name in manager.store if name.endswith("#meta")] == []
+    assert manager.start(path).wait_for("ready")["epoch"] != epoch
 
 
 def test_what_is_torn_in_the_store_is_not_taken_up(manager: Manager, tmp_path: Path) -> None:

@@ -88,11 +88,19 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, head: str, layout: str
 
 
 def test_declared_pools_have_to_fit_together(tmp_path: Path) -> None:
-    """Each fits, both do not."""
-    text = 'size = "600KiB"\n' + LAYOUT + '[pools.b]\nsize = "600KiB"\n' + LAYOUT.replace("main", "b")
+    """Each fits, with both its parts; the two of them do not."""
+    text = 'size = "300KiB"\n' + LAYOUT + '[pools.b]\nsize = "300KiB"\n' + LAYOUT.replace("main", "b")
     loaded = load_settings({"memory": "1MiB"}, {}, written(tmp_path, text, ""))
     loaded.require_pools_fit(2**21)
     with pytest.raises(
         StartupError, match=r"setting pools \(file\): the 2 pools with a layout need 1.2 MiB, more than"
     ):
         loaded.require_pools_fit(2**20)
+
+
+def test_each_part_of_a_declared_pool_has_the_size(tmp_path: Path) -> None:
+    """A pool of two ranks needs twice what one of them does."""
+    loaded = load_settings({"memory": "1MiB"}, {}, written(tmp_path, 'size = "600KiB"'))
+    loaded.require_pools_fit(1200 * 1024)
+    with pytest.raises(StartupError, match="600KiB for each of 2 parts is more than memory"):
+        loaded.require_pools_fit(1200 * 1024 - 1)

@@ -3,12 +3,14 @@
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from kvharbor.pool import POLICIES
 from kvharbor.server.commands.serve import serve
 from kvharbor.server.errors import StartupError
-from kvharbor.server.settings import Settings
+from kvharbor.server.settings import EvictionPolicy, Settings
 from kvharbor.server.sources import load_settings
 
 
@@ -82,12 +84,20 @@ def test_tables_in_the_environment_are_json() -> None:
 def test_rules_of_a_pool_follow_the_settings_where_its_table_is_silent(tmp_path: Path) -> None:
     """[pools.NAME] overrides, key by key."""
     file = written(
-        tmp_path, 'warm_budget_ratio = 0.5\nmin_reuse_tokens = 32\n[pools.a]\nsize = "1MiB"\nwarm_budget_ratio = 0\n'
+        tmp_path,
+        'warm_budget_ratio = 0.5\nmin_reuse_tokens = 32\n[pools.a]\nsize = "1MiB"\nwarm_budget_ratio = 0\n'
+        'eviction_policy = "lru"\n',
     )
     settings = load_settings({}, {}, file).settings
     rules = settings.pool_rules("a")
     assert (rules.size, rules.warm_budget_ratio, rules.min_reuse_tokens) == (2**20, 0, 32)
-    assert settings.pool_rules("b").warm_budget_ratio == 0.5
+    assert rules.eviction_policy == "lru"
+    assert (settings.pool_rules("b").warm_budget_ratio, settings.pool_rules("b").eviction_policy) == (0.5, "auto")
+
+
+def test_the_policies_of_the_settings_are_those_of_the_pool() -> None:
+    """Settings are read where the pool is not imported, so they spell them out."""
+    assert get_args(EvictionPolicy) == POLICIES
 
 
 @pytest.mark.parametrize(
@@ -148,6 +158,8 @@ def test_the_help_of_every_flag_has_its_default() -> None:
         "listen": "none",
         "anonymous_tenant": "none",
         "metrics_listen": "none",
+        "arena": "cuda_ipc with devices, else host",
+        "devices": "all visible",
     }
     for name, parameter in inspect.signature(serve).parameters.items():
         if name == "config":
@@ -155,8 +167,8 @@ def test_the_help_of_every_flag_has_its_default() -> None:
         shown = re.search(r" Default: (.+)\.$", parameter.annotation.__metadata__[0].help)
         assert shown is not None, name
         default = getattr(Settings(), name)
-        if default is None:
-            assert shown[1] == unset[name]
+        if name in unset:
+            assert (default in (None, ()), shown[1]) == (True, unset[name])
         else:
             assert getattr(Settings.model_validate({name: shown[1]}), name) == default
 
@@ -191,3 +203,42 @@ def test_a_pool_that_memory_cannot_hold_is_refused(tmp_path: Path, memory: str |
 def test_every_setting_says_what_it_means() -> None:
     """The description is what the documentation shows."""
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+U0, U1 = "GPU-00000000-0000-0000-0000-000000000000", "MIG-00000000-0000-0000-0000-000000000001"
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "text"),
+    [
+        ({"devices": f"{U0}, {U1}"}, {}, ""),
+        ({}, {"KVHARBOR_DEVICES": f"{U0},{U1}"}, ""),
+        ({}, {}, f'devices = ["{U0}", "{U1}"]'),
+    ],
+)
+def test_devices_are_listed_with_commas_or_in_the_file(
+    flags: dict[str, object], variables: dict[str, str], text: str, tmp_path: Path
+) -> None:
+    """By UUID; with them the arena is cuda_ipc, unless another is set."""
+    settings = load_settings(flags, variables, written(tmp_path, text)).settings
+    assert (settings.devices, settings.arena_kind) == ((U0, U1), "cuda_ipc")
+    assert load_settings({**flags, "arena": "cuda_vmm"}, variables, None).settings.arena_kind == "cuda_vmm"
+    assert load_settings({}, {}, None).settings.arena_kind == "host"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"devices": "0"}, r"setting devices \(flag\): '0' are no devices; write each once, by its UUID"),
+        ({"devices": f"{U0},{U0}"}, "write each once"),
+        ({"devices": ""}, "are no devices"),
+        ({"devices": U0, "arena": "host"}, r"setting devices \(flag\): the arena host lies on no device"),
+        ({"arena": "cuda"}, r"setting arena \(flag\): 'cuda': Input should be 'host', 'cuda_ipc' or 'cuda_vmm'"),
+        ({"cuda_runtime": "torch"}, "'cupy' or 'driver'"),
+        ({"device_grace_s": "-1"}, "setting device_grace_s"),
+    ],
+)
+def test_devices_that_are_none_are_told_so(flags: dict[str, object], message: str) -> None:
+    """An ordinal means another device to each process."""
+    with pytest.raises(StartupError, match=message):
+        load_settings(flags, {}, None)

@@ -88,7 +88,8 @@ def test_what_a_running_request_holds_is_not_evicted(policy: str) -> None:
 def test_without_a_duration_a_token_of_output_takes_30_ms() -> None:
     """Two tokens: the second request waits from 50 to 60, if there is no room for both."""
     trace = trace_of(asked("a", output_tokens=2), asked("b", at_ms=50))
-    waited = [run_concurrently(trace.requests, PoolCache(size, "lru"), lambda one: one.output_tokens) for size in (3, 4)]
+    caches = [PoolCache(block_count, "lru") for block_count in (3, 4)]
+    waited = [run_concurrently(trace.requests, cache, lambda one: one.output_tokens) for cache in caches]
     assert [(course.waited_request_count, course.waited_ms) for course in waited] == [(1, 10), (0, 0)]
 
 

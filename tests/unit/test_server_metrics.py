@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvharbor.gpumem import DataType, Layout, Plane
+from kvharbor.server.arenas import HostArenas
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.crash import crash
 from kvharbor.server.errors import Draining
@@ -34,7 +35,7 @@ def page() -> Scrape:
         gate.timings.add("Allocate", "OK", 0.003)
         lag = Histogram()
         lag.add(0.2)
-        pools = Pools(Settings(), life, keeper, clock=time.monotonic, crash=crash)
+        pools = Pools(Settings(), life, keeper, HostArenas(), clock=time.monotonic, crash=crash)
         try:
             await pools.declare('te"nant', "p", LAYOUT, 11 * LAYOUT.block_bytes)
             metrics = Metrics(pools, list, gate, life, loop_lag=lag, version="1.2.3", series_limit=100)

@@ -8,6 +8,7 @@ import pytest
 
 from kvharbor.server import service
 from kvharbor.server.errors import StartupError
+from kvharbor.server.life import Life
 from kvharbor.server.sources import LoadedSettings
 from kvharbor.server.supervised import Supervised
 
@@ -21,7 +22,7 @@ def start_with(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def crashed(why: BaseException) -> NoReturn:
         raise AssertionError("the process would end as broken") from why
 
-    monkeypatch.setattr(service, "_life", fail)
+    monkeypatch.setattr(Life, "kept", fail)
     monkeypatch.setattr(service, "crash", crashed)
     with socket.socket() as listener:
         service.serve(cast(LoadedSettings, None), cast(Supervised, None), listener)

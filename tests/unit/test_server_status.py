@@ -9,9 +9,14 @@ from kvharbor.gpumem import (
     ArenaClosed,
     ArenaTooSmall,
     ArenaUnfit,
+    ArenaUnproven,
     CopyConflict,
+    CudaRuntimeUnknown,
+    CudaUnavailable,
+    DeviceFailed,
     GpumemError,
     InsufficientMemory,
+    IpcRefused,
     LayoutInvalid,
     LayoutMismatch,
     MappingInUse,
@@ -29,14 +34,20 @@ NEVER_ON_THE_WIRE = {
     ArenaClosed,
     ArenaTooSmall,
     ArenaUnfit,
+    ArenaUnproven,
     CopyConflict,
+    CudaRuntimeUnknown,
+    CudaUnavailable,
+    DeviceFailed,
+    IpcRefused,
     MappingInUse,
     OutOfBounds,
     PlaneUnknown,
     ReservationCancelled,
     ViewUnavailable,
 }
-"""Of the memory's errors: those of the attaching side, and those that `pools` answers in its own words."""
+"""Of the memory's errors: those of the attaching side, and those that the service answers in other words, or by its
+end."""
 
 
 def leaves(root: type[Exception]) -> Iterator[type[Exception]]:

@@ -76,8 +76,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     blockId, generation, currentBlockId, currentGeneration.
     """
     ERROR_REASON_STALE_EPOCH: _ErrorReason.ValueType  # 32
-    """FAILED_PRECONDITION. The handle is of an earlier life of the service.
-    Metadata: epoch, currentEpoch.
+    """FAILED_PRECONDITION. The handle, or the session to resume, is of an earlier
+    life of the service. Metadata: epoch, currentEpoch, remedy.
     """
     ERROR_REASON_LAYOUT_MISMATCH: _ErrorReason.ValueType  # 33
     """FAILED_PRECONDITION. The pool exists with another layout. Metadata: one
@@ -132,6 +132,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION. The pool exists on other devices.
     Metadata: devices, currentDevices.
     """
+    ERROR_REASON_UPGRADE_FAILED: _ErrorReason.ValueType  # 46
+    """FAILED_PRECONDITION. The process that was to take over does not start; the
+    one before goes on. Metadata: cause.
+    """
     ERROR_REASON_POOL_EXHAUSTED: _ErrorReason.ValueType  # 50
     """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.
     Metadata: neededBlockCount, availableBlockCount, freeBlockCount,
@@ -149,6 +153,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_TOO_MANY_WARM_TASKS: _ErrorReason.ValueType  # 53
     """RESOURCE_EXHAUSTED. The pool has as many unfinished warm tasks as it may.
     Metadata: taskCount, limit.
+    """
+    ERROR_REASON_DESCRIPTORS_EXHAUSTED: _ErrorReason.ValueType  # 54
+    """RESOURCE_EXHAUSTED. The service has no file descriptor left for this; it
+    goes on with what it has. Metadata: limit, remedy.
     """
     ERROR_REASON_SESSION_REQUIRED: _ErrorReason.ValueType  # 60
     """UNAUTHENTICATED. The call needs a session: open a side socket and send its
@@ -231,8 +239,8 @@ in that place of the sequence's table. Metadata: sequenceId, position,
 blockId, generation, currentBlockId, currentGeneration.
 """
 ERROR_REASON_STALE_EPOCH: ErrorReason.ValueType  # 32
-"""FAILED_PRECONDITION. The handle is of an earlier life of the service.
-Metadata: epoch, currentEpoch.
+"""FAILED_PRECONDITION. The handle, or the session to resume, is of an earlier
+life of the service. Metadata: epoch, currentEpoch, remedy.
 """
 ERROR_REASON_LAYOUT_MISMATCH: ErrorReason.ValueType  # 33
 """FAILED_PRECONDITION. The pool exists with another layout. Metadata: one
@@ -287,6 +295,10 @@ ERROR_REASON_POOL_DEVICES_MISMATCH: ErrorReason.ValueType  # 45
 """FAILED_PRECONDITION. The pool exists on other devices.
 Metadata: devices, currentDevices.
 """
+ERROR_REASON_UPGRADE_FAILED: ErrorReason.ValueType  # 46
+"""FAILED_PRECONDITION. The process that was to take over does not start; the
+one before goes on. Metadata: cause.
+"""
 ERROR_REASON_POOL_EXHAUSTED: ErrorReason.ValueType  # 50
 """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.
 Metadata: neededBlockCount, availableBlockCount, freeBlockCount,
@@ -304,6 +316,10 @@ Metadata: pendingEventCount, limit.
 ERROR_REASON_TOO_MANY_WARM_TASKS: ErrorReason.ValueType  # 53
 """RESOURCE_EXHAUSTED. The pool has as many unfinished warm tasks as it may.
 Metadata: taskCount, limit.
+"""
+ERROR_REASON_DESCRIPTORS_EXHAUSTED: ErrorReason.ValueType  # 54
+"""RESOURCE_EXHAUSTED. The service has no file descriptor left for this; it
+goes on with what it has. Metadata: limit, remedy.
 """
 ERROR_REASON_SESSION_REQUIRED: ErrorReason.ValueType  # 60
 """UNAUTHENTICATED. The call needs a session: open a side socket and send its

@@ -212,22 +212,22 @@ class OpenPoolResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     created: builtins.bool
     """Whether this call made it."""
     @property
-    def descriptor(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
+    def pool(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
         """The pool."""
 
     def __init__(
         self,
         *,
-        descriptor: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
+        pool: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
         created: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["descriptor", b"descriptor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "descriptor", b"descriptor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "pool", b"pool"]) -> None: ...
 
 Global___OpenPoolResponse: typing_extensions.TypeAlias = OpenPoolResponse
 
@@ -255,18 +255,18 @@ class DescribePoolResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
     @property
-    def descriptor(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
+    def pool(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
         """The pool."""
 
     def __init__(
         self,
         *,
-        descriptor: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
+        pool: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["descriptor", b"descriptor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
 
 Global___DescribePoolResponse: typing_extensions.TypeAlias = DescribePoolResponse
 

@@ -107,8 +107,8 @@ class PoolServiceServicer(object):
         """Opens a pool for the session: finds the one of this name or makes it, from
         the service's memory budget. Idempotent. Errors: INVALID_FIELD,
         LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH, POOL_DEVICES_MISMATCH
-        when it exists with another layout, size or place; INSUFFICIENT_MEMORY.
-        Nothing is made on failure.
+        when it exists with another layout, size or place; INSUFFICIENT_MEMORY,
+        DESCRIPTORS_EXHAUSTED. Nothing is made on failure.
         May take as long as reserving memory does: give it a deadline of a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -167,7 +167,9 @@ class PoolServiceServicer(object):
     def Upgrade(self, request, context):
         """Administrative. Replaces the service's process by a fresh one, e.g. of a
         new version: calls in flight finish, and sessions go on with `resume`.
-        Errors: ADMIN_REQUIRED.
+        Answered when the fresh process has started, before this one ends: give it a
+        deadline of a minute. A call that is given up does not undo it. Errors:
+        UPGRADE_FAILED when the fresh process does not start; ADMIN_REQUIRED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

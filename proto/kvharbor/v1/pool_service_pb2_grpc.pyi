@@ -265,8 +265,8 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
     """Opens a pool for the session: finds the one of this name or makes it, from
     the service's memory budget. Idempotent. Errors: INVALID_FIELD,
     LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH, POOL_DEVICES_MISMATCH
-    when it exists with another layout, size or place; INSUFFICIENT_MEMORY.
-    Nothing is made on failure.
+    when it exists with another layout, size or place; INSUFFICIENT_MEMORY,
+    DESCRIPTORS_EXHAUSTED. Nothing is made on failure.
     May take as long as reserving memory does: give it a deadline of a minute.
     """
 
@@ -302,7 +302,9 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
     Upgrade: _PoolServiceUpgradeType
     """Administrative. Replaces the service's process by a fresh one, e.g. of a
     new version: calls in flight finish, and sessions go on with `resume`.
-    Errors: ADMIN_REQUIRED.
+    Answered when the fresh process has started, before this one ends: give it a
+    deadline of a minute. A call that is given up does not undo it. Errors:
+    UPGRADE_FAILED when the fresh process does not start; ADMIN_REQUIRED.
     """
 
 PoolServiceAsyncStub: typing_extensions.TypeAlias = PoolServiceStub[
@@ -370,8 +372,8 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
         """Opens a pool for the session: finds the one of this name or makes it, from
         the service's memory budget. Idempotent. Errors: INVALID_FIELD,
         LAYOUT_INVALID; LAYOUT_MISMATCH, POOL_SIZE_MISMATCH, POOL_DEVICES_MISMATCH
-        when it exists with another layout, size or place; INSUFFICIENT_MEMORY.
-        Nothing is made on failure.
+        when it exists with another layout, size or place; INSUFFICIENT_MEMORY,
+        DESCRIPTORS_EXHAUSTED. Nothing is made on failure.
         May take as long as reserving memory does: give it a deadline of a minute.
         """
 
@@ -442,7 +444,9 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvharbor.v1.pool_service_pb2.UpgradeResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.UpgradeResponse]]:
         """Administrative. Replaces the service's process by a fresh one, e.g. of a
         new version: calls in flight finish, and sessions go on with `resume`.
-        Errors: ADMIN_REQUIRED.
+        Answered when the fresh process has started, before this one ends: give it a
+        deadline of a minute. A call that is given up does not undo it. Errors:
+        UPGRADE_FAILED when the fresh process does not start; ADMIN_REQUIRED.
         """
 
 def add_PoolServiceServicer_to_server(servicer: PoolServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -358,13 +358,13 @@ class Attached(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     DEVICE_MEMORY_FIELD_NUMBER: builtins.int
     part: builtins.int
     """As asked for."""
     @property
-    def descriptor(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
+    def pool(self) -> kvharbor.v1.types_pb2.PoolDescriptor:
         """What is being attached."""
 
     @property
@@ -374,12 +374,12 @@ class Attached(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        descriptor: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
+        pool: kvharbor.v1.types_pb2.PoolDescriptor | None = ...,
         part: builtins.int = ...,
         device_memory: Global___DeviceMemory | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["descriptor", b"descriptor", "device_memory", b"device_memory"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "device_memory", b"device_memory", "part", b"part"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["device_memory", b"device_memory", "pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["device_memory", b"device_memory", "part", b"part", "pool", b"pool"]) -> None: ...
 
 Global___Attached: typing_extensions.TypeAlias = Attached
 

@@ -12,13 +12,16 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvharbor.server.arena_choice import arenas_of
+from kvharbor.server.arenas import Arenas
+from kvharbor.server.attaching import Attachment, attachment
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.crash import crash
 from kvharbor.server.errors import Draining
 from kvharbor.server.gate import Callers, Gate
 from kvharbor.server.life import Life
 from kvharbor.server.listen import listen_http, listen_tcp, listen_unix
-from kvharbor.server.members import Mode, memory_descriptor
+from kvharbor.server.members import Mode
 from kvharbor.server.metrics import Metrics
 from kvharbor.server.metrics_http import HttpPort, liveness_page, readiness_page
 from kvharbor.server.owner import offset_clock
@@ -34,11 +37,11 @@ from kvharbor.server.session import Session
 from kvharbor.server.session_end import end_in_pool
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import Settings
-from kvharbor.server.side import Attachment, SideRules, SideServer
+from kvharbor.server.side import SideRules, SideServer
 from kvharbor.server.stall import ServiceLoop
 from kvharbor.server.supervised import Supervised
 from kvharbor.server.watch_call import WatchCall
-from kvharbor.v1 import cache_service_pb2, cache_service_pb2_grpc, pool_service_pb2, pool_service_pb2_grpc
+from kvharbor.v1 import cache_service_pb2, cache_service_pb2_grpc, pool_service_pb2, pool_service_pb2_grpc, side_pb2
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +69,7 @@ class Service:
     """The parts that start and end have to reach. Its `side` is still to be started, its `gate` to be opened."""
 
     gate: Gate
+    arenas: Arenas
     pools: Pools
     sessions: Sessions
     side: SideServer
@@ -81,7 +85,8 @@ async def assembled(
     paths = socket_paths(settings.socket)
     version = metadata.version("kvharbor")
     gate = Gate(life.epoch)
-    pools = Pools(settings, life, supervised, clock=offset_clock(life.clock_offset_s), crash=crash)
+    arenas = arenas_of(settings, life, supervised)
+    pools = Pools(settings, life, supervised, arenas, clock=offset_clock(life.clock_offset_s), crash=crash)
     sessions = Sessions(supervised, end_in_pool, crash)
     sessions.restore()
     callers = Callers(sessions, settings.anonymous_tenant)
@@ -92,7 +97,7 @@ async def assembled(
         pools,
         sessions,
         life,
-        supervised.ask_upgrade,
+        supervised.upgrade,
         server_version=version,
         max_message_bytes=settings.max_message_bytes,
     )
@@ -105,10 +110,11 @@ async def assembled(
     names = (*_SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
 
-    def attach(session: Session, pool_id: str, mode: Mode) -> Attachment:
-        opened = pools.opened(session, pool_id)
-        opened.served.warm.welcome(session)
-        return Attachment(pool_calls.describe(opened.served), memory_descriptor(opened.served.arena.fd, mode))
+    def attach(session: Session, asked: side_pb2.Attach, mode: Mode) -> Attachment:
+        served = pools.opened(session, asked.pool_id).served
+        attached = attachment(served, pool_calls.describe(served), asked, mode, allow_mps=settings.allow_mps)
+        served.warm.welcome(session)
+        return attached
 
     rules = SideRules(
         epoch=life.epoch,
@@ -121,6 +127,7 @@ async def assembled(
         crash=crash,
     )
     async with contextlib.AsyncExitStack() as undo:
+        undo.callback(arenas.close)
         undo.push_async_callback(pools.close, Draining())
         undo.callback(sessions.stop)
         side = SideServer(listener, sessions, rules)
@@ -152,7 +159,7 @@ async def assembled(
             undo.push_async_callback(http.close)
             await http.start()
         await server.start()
-        yield Service(gate, pools, sessions, side, readiness, addresses)
+        yield Service(gate, arenas, pools, sessions, side, readiness, addresses)
 
 
 def _tick(life: Life, supervised: Supervised, loop_lag: Histogram) -> None:

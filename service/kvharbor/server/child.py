@@ -1,5 +1,6 @@
 """The service's process, as the supervisor starts it: `python -m kvharbor.server.child`."""
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -34,6 +35,7 @@ def main() -> NoReturn:
     from kvharbor.server.sources import load_settings
     from kvharbor.server.supervised import Supervised
 
+    channel = Channel.inherited(control_fd)
     try:
         loaded = load_settings(flags, os.environ, None if config is None else Path(config))
         configure(loaded.settings.log_level, loaded.settings.log_format)
@@ -43,13 +45,15 @@ def main() -> NoReturn:
         # What is imported lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        supervised = Supervised.wait_for_start(Channel.inherited(control_fd))
+        supervised = Supervised.wait_for_start(channel)
         if supervised is None:
             sys.exit(0)
         listener = socket.socket(fileno=listener_fd)
         os.set_inheritable(listener_fd, False)
         serve(loaded, supervised, listener)
     except StartupError as refused:
+        with contextlib.suppress(OSError):  # nobody is there to hear it
+            channel.send({"unusable": str(refused)})
         sys.stderr.write(f"kvharbor: {refused}\n")
         sys.exit(_EXIT_UNUSABLE)
     sys.exit(0)

@@ -6,13 +6,17 @@ from typing import Annotated, NoReturn
 import typer
 
 from kvharbor.server.commands.demo import demo
+from kvharbor.server.commands.doctor import doctor
 from kvharbor.server.commands.drop import drop
 from kvharbor.server.commands.execute import execute
+from kvharbor.server.commands.generate_trace import generate_trace
 from kvharbor.server.commands.health import health
 from kvharbor.server.commands.kill_session import kill_session
 from kvharbor.server.commands.prefixes import lookup, unwarm, warm
+from kvharbor.server.commands.replay import replay
 from kvharbor.server.commands.serve import serve
 from kvharbor.server.commands.sessions import sessions
+from kvharbor.server.commands.simulate import simulate
 from kvharbor.server.commands.stats import stats
 from kvharbor.server.commands.upgrade import upgrade
 from kvharbor.server.commands.watch import watch
@@ -29,10 +33,28 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, stats, lookup, warm, unwarm, drop, watch, sessions, upgrade, health, demo):
+for command in (
+    serve,
+    stats,
+    lookup,
+    warm,
+    unwarm,
+    drop,
+    watch,
+    sessions,
+    upgrade,
+    health,
+    doctor,
+    replay,
+    simulate,
+    demo,
+):
     app.command()(command)
 app.command("kill-session")(kill_session)
+app.command("generate-trace")(generate_trace)
 app.command("exec")(execute)
+for command in (replay, simulate, demo):
+    app.command()(command)
 
 
 def _show_version(wanted: bool) -> None:

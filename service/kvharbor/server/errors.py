@@ -3,15 +3,17 @@
 ServerError
 ├── SessionRequired, SessionUnknown, AdminRequired      the caller is not known, or not allowed
 ├── PoolNotFound, SessionNotFound, WarmTaskNotFound     unknown, another tenant's, or somebody else's by now
-├── StaleEpoch, PoolSizeMismatch, PoolInUse,
-│   ResumeRequired, PeerUnproven, RankTaken             state says no: do not retry unchanged
+├── StaleEpoch, PoolSizeMismatch, PoolDevicesMismatch,
+│   PoolInUse, MpsClientRefused, ResumeRequired,
+│   PeerUnproven, RankTaken, UpgradeFailed              state says no: do not retry unchanged
 ├── RevisionCompacted, WatcherTooSlow                   gone: watch again from a snapshot
-├── TooManyWarmTasks                                    full: let engines work some off
+├── TooManyWarmTasks, DescriptorsExhausted              full: let engines work some off; let sessions end
 └── Starting, Draining                                  not now: retry
 
 StartupError and CommandError are for the operator: they end a command with one line on stderr.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -136,13 +138,16 @@ class StaleEpoch(ServerError):
 
     reason = "STALE_EPOCH"
 
-    def __init__(self, epoch: str, *, current_epoch: str) -> None:
+    def __init__(
+        self, epoch: str, *, current_epoch: str, what: str = "the handle", remedy: str = "open the pool again"
+    ) -> None:
         self.epoch = epoch
         self.current_epoch = current_epoch
-        super().__init__(f"the handle is of epoch {epoch}, the service is in {current_epoch}: open the pool again")
+        self.remedy = remedy
+        super().__init__(f"{what} is of epoch {epoch}, the service is in {current_epoch}: {remedy}")
 
     def metadata(self) -> dict[str, str]:
-        return {"epoch": self.epoch, "currentEpoch": self.current_epoch}
+        return {"epoch": self.epoch, "currentEpoch": self.current_epoch, "remedy": self.remedy}
 
 
 class PoolSizeMismatch(ServerError):
@@ -160,6 +165,23 @@ class PoolSizeMismatch(ServerError):
 
     def metadata(self) -> dict[str, str]:
         return {"sizeBytes": str(self.size_bytes), "currentSizeBytes": str(self.current_size_bytes)}
+
+
+class PoolDevicesMismatch(ServerError):
+    """The pool exists on other devices."""
+
+    reason = "POOL_DEVICES_MISMATCH"
+
+    def __init__(self, devices: Sequence[str], *, current_devices: Sequence[str]) -> None:
+        self.devices = ", ".join(devices)
+        self.current_devices = ", ".join(current_devices)
+        super().__init__(
+            f"the pool lies on {self.current_devices}, not on {self.devices}: "
+            f"ask for those devices or for none, or drop the pool first"
+        )
+
+    def metadata(self) -> dict[str, str]:
+        return {"devices": self.devices, "currentDevices": self.current_devices}
 
 
 class PoolInUse(ServerError):
@@ -182,6 +204,23 @@ class PoolInUse(ServerError):
             "sequenceCount": str(self.sequence_count),
             "pinCount": str(self.pin_count),
         }
+
+
+class MpsClientRefused(ServerError):
+    """The process works on the device through a CUDA MPS server, which outlives it."""
+
+    reason = "MPS_CLIENT_REFUSED"
+    remedy = "run the worker without MPS, or accept the risk with the service's setting allow_mps"
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        super().__init__(
+            f"the process uses device {device} through CUDA MPS, so that its death would not prove that its kernels "
+            f"have stopped: {self.remedy}"
+        )
+
+    def metadata(self) -> dict[str, str]:
+        return {"device": self.device, "remedy": self.remedy}
 
 
 class ResumeRequired(ServerError):
@@ -225,6 +264,19 @@ class RankTaken(ServerError):
         return {"rank": str(self.rank)}
 
 
+class UpgradeFailed(ServerError):
+    """The process that was to take over does not start."""
+
+    reason = "UPGRADE_FAILED"
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+        super().__init__(f"the new process does not start, the old one goes on: {cause}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"cause": self.cause}
+
+
 class RevisionCompacted(ServerError):
     """The events after that revision are not all kept any more."""
 
@@ -254,6 +306,20 @@ class WatcherTooSlow(ServerError):
 
     def metadata(self) -> dict[str, str]:
         return {"pendingEventCount": str(self.pending_event_count), "limit": self.limit}
+
+
+class DescriptorsExhausted(ServerError):
+    """The call needs a file descriptor, and the service can have no more."""
+
+    reason = "DESCRIPTORS_EXHAUSTED"
+
+    def __init__(self, *, limit: str, remedy: str) -> None:
+        self.limit = limit
+        self.remedy = remedy
+        super().__init__(f"the service has no file descriptor left for this, the limit is {limit}: {remedy}")
+
+    def metadata(self) -> dict[str, str]:
+        return {"limit": self.limit, "remedy": self.remedy}
 
 
 class Starting(ServerError):

@@ -63,7 +63,12 @@ def welcomed(
         session, member = _joined(sessions, hello.join, caller)
     elif hello.HasField("resume"):
         if hello.resume.epoch != epoch:
-            raise StaleEpoch(hello.resume.epoch[:80], current_epoch=epoch)
+            raise StaleEpoch(
+                hello.resume.epoch[:80],
+                current_epoch=epoch,
+                what="the session",
+                remedy="end all work on its memory, map that no more, then say hello without `resume`",
+            )
         session, member = sessions.resume(hello.resume.token, caller.peer, caller.pidfd, caller.connection)
     else:
         session, member = sessions.begin(

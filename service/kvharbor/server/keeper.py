@@ -1,6 +1,9 @@
 """What outlives this process: named facts and file descriptors, kept by the supervisor and handed to the next child."""
 
+import contextlib
 import os
+import socket
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,8 +22,8 @@ class Kept:
 class Keeper(Protocol):
     """Keeps what a later process needs to go on.
 
-    Names: "epoch", "pool/<n>", "session/<number>", "member/<session>/<k>". What is told takes effect in the order of
-    the calls, and survives this process from the return on [S15].
+    Names: "epoch", "pool/<n>", "pool/<n>/part/<rank>", "session/<number>", "member/<session>/<k>", "device/<uuid>".
+    What is told takes effect in the order of the calls, and survives this process from the return on [S15].
     """
 
     @property
@@ -70,6 +73,22 @@ class Store:
 
     def follow(self, control: Channel) -> None:
         """Is told of the control socket over which a child is going to ask."""
+
+    def end_streams(self) -> None:
+        """Sends the end of the stream on every kept stream socket: workers learn that they have to resume.
+
+        Their own ends stay open, and still prove that they live. The sockets of devices' keepers are of another type,
+        and go on.
+        """
+        for kept in self.kept.values():
+            for fd in kept.fds:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    # Not of a duplicate: there may be no room for one.
+                    connection = socket.socket(fileno=fd)
+                    if connection.type == socket.SOCK_STREAM:
+                        with contextlib.suppress(OSError):
+                            connection.shutdown(socket.SHUT_WR)
+                    connection.detach()
 
     def close(self) -> None:
         """Drops everything."""

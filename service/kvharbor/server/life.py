@@ -2,12 +2,21 @@
 
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypedDict
 
+from kvharbor.server.budget import HOST
 from kvharbor.server.keeper import Keeper
 
 _NAME = "epoch"
+
+
+class DeviceShare(TypedDict):
+    """What of a device is for pools; its name is for people."""
+
+    name: str
+    memory_bytes: int
 
 
 @dataclass(slots=True)
@@ -16,7 +25,8 @@ class Life:
 
     `clock_offset_s` makes the service's clock out of the event loop's: a time taken from elsewhere shows at once, it
     is days off. `listen` is the TCP address as it was bound; `restarts` counts the processes before by what ended
-    them.
+    them. `arena` is the kind that its pools are of; `devices` are those that they may lie on, by UUID, none for the
+    host.
     """
 
     epoch: str
@@ -27,11 +37,25 @@ class Life:
     stall_count: int = 0
     stalled_s: float = 0.0
     pool_count: int = 0
+    arena: str = "host"
+    devices: dict[str, DeviceShare] = field(default_factory=dict)
 
     @classmethod
     def begun(cls, memory_bytes: int) -> Self:
-        """Returns a new life."""
+        """Returns a new life with pools in host memory."""
         return cls(secrets.token_hex(6), 1e6 + secrets.randbelow(10**6), memory_bytes)
+
+    @classmethod
+    def begun_on(cls, devices: Mapping[str, DeviceShare], arena: str) -> Self:
+        """Returns a new life with pools on devices."""
+        life = cls.begun(sum(share["memory_bytes"] for share in devices.values()))
+        life.arena, life.devices = arena, dict(devices)
+        return life
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Memory for pools, by place."""
+        return {uuid: share["memory_bytes"] for uuid, share in self.devices.items()} or {HOST: self.memory_bytes}
 
     @classmethod
     def kept(cls, keeper: Keeper) -> Self | None:

@@ -3,7 +3,6 @@
 import asyncio
 import enum
 import math
-import os
 import signal
 import socket
 from dataclasses import dataclass, field
@@ -59,13 +58,6 @@ class Member:
     def fds(self) -> tuple[int, ...]:
         """Returns what a later process needs to go on watching it."""
         return (self.pidfd, *(connection.fileno() for connection in self.sockets))
-
-
-def memory_descriptor(arena_fd: int, mode: Mode) -> int:
-    """Returns a descriptor of an arena's memory as a member of that mode gets it, the caller's to close."""
-    if mode is Mode.READ_WRITE:
-        return os.dup(arena_fd)
-    return os.open(f"/proc/self/fd/{arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def kill(member: Member) -> bool:

@@ -85,8 +85,8 @@ class Metrics:
         yield InfoMetricFamily("kvharbor_build", "The software.", value={"version": self._version})
         yield InfoMetricFamily("kvharbor_epoch", "The life of the service's state.", value={"epoch": life.epoch})
         yield _gauge("ready", "Whether calls are let in.", gate.refusal is None)
-        yield _gauge("memory_bytes", "Memory for all pools.", pools.memory_bytes)
-        yield _gauge("memory_available_bytes", "Memory not yet given to a pool.", pools.memory_available_bytes)
+        yield _gauge("memory_bytes", "Memory for all pools.", pools.budget.memory_bytes)
+        yield _gauge("memory_available_bytes", "Memory not yet given to a pool.", pools.budget.available_bytes)
         sessions = GaugeMetricFamily(
             "kvharbor_sessions", "Sessions by state; ending ones wait for the end of their processes.", labels=["state"]
         )

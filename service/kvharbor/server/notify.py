@@ -11,8 +11,8 @@ from collections.abc import Mapping
 class Notifier:
     """Sends states to NOTIFY_SOCKET; without one it says nothing.
 
-    Sending waits for a second at most, and what cannot be sent is lost: a manager that does not listen must not stop
-    the service.
+    Sending waits for a second at most, and what cannot be sent is lost, which `send` tells: a manager that does not
+    listen must not stop the service.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -40,12 +40,14 @@ class Notifier:
         if self._is_watched:
             self.send("WATCHDOG=1")
 
-    def send(self, state: str, fds: tuple[int, ...] = ()) -> None:
-        """Sends assignments, a line each, with duplicates of `fds`."""
+    def send(self, state: str, fds: tuple[int, ...] = ()) -> bool:
+        """Sends assignments, a line each, with duplicates of `fds`; False if they could not be sent."""
         if not self._address:
-            return
+            return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(1.0)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             with contextlib.suppress(OSError):
                 sender.sendmsg([state.encode()], rights, socket.MSG_NOSIGNAL, self._address)
+                return True
+        return False

@@ -49,7 +49,10 @@ class Offspring:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._listen()
         self.standing_by = asyncio.Event()
-        self.ready_at: float | None = None
+        self.ready = asyncio.Event()
+        self._ready_at = 0.0
+        # Why it cannot start, if it has said so.
+        self.refusal = ""
         self.silent_s = 0.0
         # Once it has ended: whether all that it had said could be taken in.
         self.was_heard = True
@@ -62,7 +65,21 @@ class Offspring:
     @property
     def served_s(self) -> float | None:
         """Seconds since it was ready; None if it never was."""
-        return None if self.ready_at is None else time.monotonic() - self.ready_at
+        return time.monotonic() - self._ready_at if self.ready.is_set() else None
+
+    def begin_service(self) -> None:
+        """Takes note that it is ready."""
+        self._ready_at = time.monotonic()
+        self.ready.set()
+
+    async def reaches(self, point: asyncio.Event, timeout_s: float | None = None) -> bool:
+        """Waits for an event of its life; False if it ends first, or takes longer."""
+        waiting = asyncio.ensure_future(point.wait())
+        try:
+            await asyncio.wait((waiting, self.ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        return point.is_set() and not self.ended.done()
 
     def start(self, store: Store, *, after: str) -> None:
         """Hands over all that is kept, and lets it serve. `after` tells what ended the one before, if there was one."""
@@ -75,6 +92,11 @@ class Offspring:
     def leave(self) -> None:
         """Tells it to end in order."""
         self._send({"leave": True})
+
+    def go_on(self, cause: str) -> None:
+        """Tells it that its upgrade was given up, and why."""
+        if not self.ended.done():
+            self._send({"upgrade_given_up": cause})
 
     def kill(self) -> None:
         """Ends it at once."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from kvharbor.gpumem import InsufficientMemory
 from kvharbor.pool import Fork, Pool, SequenceView
 from kvharbor.pool.errors import InvariantViolation, PoolError
 from kvharbor.pool.steps import Steps
@@ -177,7 +178,8 @@ class PoolOwner:
 
     def _check(self, failure: BaseException) -> None:
         """Ends the process if `failure` is no refusal: then the pool's state is not known any more."""
-        refused = isinstance(failure, PoolError | ServerError) and not isinstance(failure, InvariantViolation)
+        refused = isinstance(failure, PoolError | ServerError | InsufficientMemory)
+        refused = refused and not isinstance(failure, InvariantViolation)
         if not refused and not isinstance(failure, asyncio.CancelledError):
             self._crash(failure)
 

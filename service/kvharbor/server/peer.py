@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvharbor.server.descriptors import is_exhausted
 from kvharbor.server.errors import PeerUnproven
 
 SO_PEERPIDFD = 77
@@ -42,11 +43,13 @@ def boot_time() -> float:
 def pidfd_of(connection: socket.socket, *, accepted_at: float) -> int:
     """Returns a pidfd of the process that connected, the caller's to close; raises PeerUnproven [S23].
 
-    `accepted_at` is the `boot_time` right after the accept.
+    OSError where there is no descriptor left. `accepted_at` is the `boot_time` right after the accept.
     """
     try:
         (pidfd,) = _DESCRIPTOR.unpack(connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _DESCRIPTOR.size))
     except OSError as failure:
+        if is_exhausted(failure):
+            raise
         pid, _ = credentials(connection)
         if failure.errno == errno.ENOPROTOOPT:
             return _pidfd_by_start_time(pid, accepted_at)
@@ -88,6 +91,8 @@ def _pidfd_by_start_time(pid: int, accepted_at: float) -> int:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as failure:
+        if is_exhausted(failure):
+            raise
         raise PeerUnproven(pid, remedy=f"use Linux 6.5 or later ({failure.strerror})") from None
     try:
         started_at = _start_time(pid)

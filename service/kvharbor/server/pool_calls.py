@@ -3,11 +3,13 @@
 import base64
 import binascii
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
+from kvharbor.gpumem import ArenaKind
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.descriptors import needing_descriptors
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.greeting import API_VERSION
 from kvharbor.server.life import Life
@@ -33,7 +35,7 @@ class PoolCalls(SessionCalls):
         pools: Pools,
         sessions: Sessions,
         life: Life,
-        ask_upgrade: Callable[[], None],
+        upgrade: Callable[[], Awaitable[None]],
         *,
         server_version: str,
         max_message_bytes: int,
@@ -41,7 +43,7 @@ class PoolCalls(SessionCalls):
         super().__init__(gate, callers, sessions)
         self._pools = pools
         self._life = life
-        self._ask_upgrade = ask_upgrade
+        self._upgrade = upgrade
         self._server_version = server_version
         self._max_message_bytes = max_message_bytes
         self._started_at = time.monotonic()
@@ -56,30 +58,37 @@ class PoolCalls(SessionCalls):
             server_version=self._server_version,
             api_versions=[API_VERSION],
             epoch=self._pools.epoch,
-            arena_kinds=["host"],
-            memory_bytes=self._pools.memory_bytes,
-            memory_available_bytes=self._pools.memory_available_bytes,
+            arena_kinds=[self._life.arena],
+            memory_bytes=self._pools.budget.memory_bytes,
+            memory_available_bytes=self._pools.budget.available_bytes,
             max_message_bytes=self._max_message_bytes,
             uptime=duration_message(time.monotonic() - self._started_at),
             restart_count=self._life.restart_count,
             stall_count=self._life.stall_count,
             stall_time=duration_message(self._life.stalled_s),
+            devices=[
+                pb.Device(uuid=uuid, memory_available_bytes=self._pools.budget.available_in(uuid), **share)
+                for uuid, share in self._life.devices.items()
+            ],
         )
 
     @answered
     async def OpenPool(self, request: pb.OpenPoolRequest, context: Context) -> pb.OpenPoolResponse:
         session = self._callers.session(context)
         layout = layout_of(request.layout)
-        served, created = await self._pools.open(session, request.name, layout, request.size_bytes)
+        with needing_descriptors():
+            served, created = await self._pools.open(
+                session, request.name, layout, request.size_bytes, tuple(request.devices)
+            )
         # Before the answer: the next process must know that the session may hold blocks there [S15].
         self._sessions.keep(session)
         log.info("pool opened", pool=served.pool_id, session=session.number, created=created)
-        return pb.OpenPoolResponse(descriptor=self.describe(served), created=created)
+        return pb.OpenPoolResponse(pool=self.describe(served), created=created)
 
     @answered
     async def DescribePool(self, request: pb.DescribePoolRequest, context: Context) -> pb.DescribePoolResponse:
         served = self._pools.visible(self._callers.peer(context), request.pool_id)
-        return pb.DescribePoolResponse(descriptor=self.describe(served))
+        return pb.DescribePoolResponse(pool=self.describe(served))
 
     @answered
     async def ListPools(self, request: pb.ListPoolsRequest, context: Context) -> pb.ListPoolsResponse:
@@ -107,13 +116,13 @@ class PoolCalls(SessionCalls):
         context: Context,
     ) -> pb.UpgradeResponse:
         self._callers.administrator(context)
-        # Answered before it begins: this process ends.
-        self._ask_upgrade()
+        await self._upgrade()
         return pb.UpgradeResponse(epoch=self._life.epoch, restart_count=self._life.restart_count)
 
     def describe(self, served: ServedPool) -> types_pb2.PoolDescriptor:
         """Returns a pool's descriptor as a message."""
-        return descriptor_message(served.descriptor, pool_id=served.pool_id, name=served.name, epoch=self._pools.epoch)
+        names = {"pool_id": served.pool_id, "name": served.name, "epoch": self._pools.epoch}
+        return descriptor_message(served.descriptor, ArenaKind(self._life.arena), served.places, **names)
 
 
 def _page_token(last: ServedPool) -> str:

@@ -19,10 +19,6 @@ class Figure:
     value: Callable[[ServedPool, PoolStats], int]
 
 
-def _block_bytes(served: ServedPool) -> int:
-    return served.descriptor.layout.block_bytes
-
-
 def _of_class(name: str) -> Figure:
     return Figure(name, "", lambda _, stats: int(getattr(stats, f"{name}_block_count")))
 
@@ -50,12 +46,12 @@ GAUGES: Final = (
     Figure(
         "size_bytes",
         "Bytes of all blocks, scratch blocks not counted.",
-        lambda served, stats: stats.total_block_count * _block_bytes(served),
+        lambda served, stats: stats.total_block_count * served.block_bytes,
     ),
     Figure(
         "used_bytes",
         "Bytes of the blocks that are not free. A full cache is the normal state, not a leak.",
-        lambda served, stats: (stats.total_block_count - stats.free_block_count) * _block_bytes(served),
+        lambda served, stats: (stats.total_block_count - stats.free_block_count) * served.block_bytes,
     ),
     Figure("sequences", "Live sequences.", lambda _, stats: stats.sequence_count),
     Figure("pins", "Warm pins.", lambda _, stats: stats.pin_count),

@@ -1,108 +1,126 @@
-"""The memory of one pool: the arena that workers map, and the ledger by which a later process finds its way in it."""
+"""The memory of one pool: its parts, which workers map, and the ledger by which a later process finds its way there."""
 
+import asyncio
+import contextlib
 import mmap
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from kvharbor.gpumem import Descriptor, HostArena, InsufficientMemory, left_memory, require_room
 from kvharbor.gpumem import Mapping as ArenaMapping
 from kvharbor.pool import Ledger, Pool, PoolConfig, ledger_bytes
+from kvharbor.server.part import Pairs, Part
 
 OWN_BYTES_A_BLOCK = 96
 """What an empty pool keeps a block in this process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PoolMemory:
-    """An arena, mapped here, and a ledger beside it, which nobody else maps. Owns both until `close`."""
+class LedgerMemory:
+    """The ledger's memory, mapped here and nowhere else. Owns both until `close`."""
 
     arena: HostArena
     mapping: ArenaMapping
-    ledger: HostArena
-    ledger_mapping: ArenaMapping
 
     @classmethod
-    def reserved(cls, config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> Self:
-        """Makes and reserves both; blocks for as long as the kernel takes to zero them.
+    def reserved(cls, config: PoolConfig, name: str, cancelled: Callable[[], bool]) -> Self:
+        """Makes and reserves it; blocks for as long as the kernel takes to zero it.
 
-        InsufficientMemory names the processes that still map memory of an earlier epoch, where there are some.
+        Raises InsufficientMemory where there is no room for it and for what the pool keeps in this process.
         """
-        try:
-            return cls._reserved(config, descriptor, name, cancelled)
-        except InsufficientMemory as refusal:
-            left = left_memory()
-            raise (refusal.beside(left.held_bytes, left.held_by) if left.pids else refusal) from None
-
-    @classmethod
-    def _reserved(cls, config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]) -> Self:
         needed_bytes = ledger_bytes(config)
         # Little beside real blocks; beside blocks of a few bytes it is what runs the host out of memory.
-        require_room(descriptor.block_count * OWN_BYTES_A_BLOCK + needed_bytes)
-        with (
-            HostArena.create(needed_bytes, name=f"{name}-ledger") as ledger,
-            HostArena.create(descriptor.size_bytes, name=name) as arena,
-        ):
-            for each in (ledger, arena):
-                each.reserve(cancelled=cancelled)
-            return cls.kept(config, descriptor, (arena.fd, ledger.fd))
-
-    @classmethod
-    def kept(cls, config: PoolConfig, descriptor: Descriptor, fds: tuple[int, int]) -> Self:
-        """Takes up what an earlier process has reserved; the descriptors of arena and ledger stay the caller's."""
-        arena = HostArena.opened(os.dup(fds[0]), size_bytes=descriptor.size_bytes)
+        block_count = config.block_count + config.scratch_blocks
+        require_room(block_count * OWN_BYTES_A_BLOCK + needed_bytes)
+        arena = HostArena.create(needed_bytes, name=f"{name}-ledger")
         try:
-            ledger = HostArena.opened(os.dup(fds[1]), size_bytes=ledger_bytes(config))
-            try:
-                return cls(arena, arena.map(), ledger, ledger.map())
-            except BaseException:
-                ledger.close()
-                raise
+            arena.reserve(cancelled=cancelled)
+            return cls(arena, arena.map())
         except BaseException:
             arena.close()
             raise
 
-    @property
-    def fds(self) -> tuple[int, int]:
-        """The descriptors of arena and ledger, for `kept`."""
-        return self.arena.fd, self.ledger.fd
+    @classmethod
+    def kept(cls, config: PoolConfig, fd: int) -> Self:
+        """Takes over the descriptor of what an earlier process has reserved."""
+        arena = HostArena.opened(fd, size_bytes=ledger_bytes(config))
+        try:
+            return cls(arena, arena.map())
+        except BaseException:
+            arena.close()
+            raise
 
     def close(self) -> None:
-        """Gives the arena back, as far as nobody else maps it, and closes the ledger."""
-        self.mapping.close()
+        """Closes the descriptor. The mapping stays as long as the pool, whose columns are views of it."""
         self.arena.close()
-        self.ledger.close()
 
     def forget(self) -> None:
-        """Gives the ledger's bytes back, although the pool that is being dropped still has it mapped."""
-        self.ledger_mapping.region.madvise(mmap.MADV_REMOVE)
+        """Gives the bytes back, although the pool that is being dropped still has them mapped."""
+        self.mapping.region.madvise(mmap.MADV_REMOVE)
 
 
-def pool_with_memory(
-    config: PoolConfig, descriptor: Descriptor, name: str, cancelled: Callable[[], bool]
-) -> tuple[Pool, PoolMemory]:
-    """Makes an empty pool with its memory; blocks as `reserved` does."""
-    memory = PoolMemory.reserved(config, descriptor, name, cancelled)
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolMemory:
+    """The parts of a pool, by rank, and its ledger. Owns them until `close`."""
+
+    parts: tuple[Part, ...]
+    ledger: LedgerMemory
+
+    async def copy(self, descriptor: Descriptor, pairs: Pairs) -> None:
+        """Copies whole blocks in every part; returns when all are complete [S26].
+
+        Raises the first failure, and only when nothing writes any more: the destinations may be another's then.
+        """
+        copies = [part.copy(descriptor, pairs) for part in self.parts]
+        for failure in await asyncio.gather(*copies, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    async def close(self) -> None:
+        """Lets go of everything: of the parts as far as nobody else has them mapped, and of the ledger."""
+        await asyncio.gather(*(part.close() for part in self.parts))
+        self.ledger.close()
+
+    async def give_back(self) -> None:
+        """Gives back what does not go with the descriptors. For a dropped pool, after `close`."""
+        await asyncio.gather(*(part.free() for part in self.parts))
+        await asyncio.to_thread(self.ledger.forget)
+
+
+@contextlib.contextmanager
+def naming_left_memory() -> Iterator[None]:
+    """Has InsufficientMemory name the processes that still map host memory of an earlier epoch, if there are any."""
     try:
-        return Pool(config, Ledger.create(config, memory.ledger_mapping.region)), memory
+        yield
+    except InsufficientMemory as refusal:
+        left = left_memory()
+        raise (refusal.beside(left.held_bytes, left.held_by) if left.pids else refusal) from None
+
+
+def pool_with_ledger(config: PoolConfig, name: str, cancelled: Callable[[], bool]) -> tuple[Pool, LedgerMemory]:
+    """Makes an empty pool with its ledger; blocks as `LedgerMemory.reserved` does."""
+    with naming_left_memory():
+        ledger = LedgerMemory.reserved(config, name, cancelled)
+    try:
+        return Pool(config, Ledger.create(config, ledger.mapping.region)), ledger
     except BaseException:
-        memory.close()
+        ledger.close()
         raise
 
 
 def recovered_pool(
-    config: PoolConfig, descriptor: Descriptor, fds: tuple[int, int], tenants: Mapping[int, str], first_number: int
-) -> tuple[Pool, PoolMemory]:
-    """Rebuilds a pool in the memory that an earlier process has kept; blocks for about 10 microseconds a block.
+    config: PoolConfig, ledger_fd: int, tenants: Mapping[int, str], first_number: int
+) -> tuple[Pool, LedgerMemory]:
+    """Rebuilds a pool from the ledger that an earlier process has kept; blocks for about 10 microseconds a block.
 
     `tenants` are those of the sessions that had it open; sequences and revisions count from `first_number`.
     """
-    memory = PoolMemory.kept(config, descriptor, fds)
+    ledger = LedgerMemory.kept(config, ledger_fd)
     try:
-        ledger = Ledger.open(config, memory.ledger_mapping.region)
-        pool = Pool.recovered(config, ledger, tenants, first_number=first_number, first_revision=first_number)
+        opened = Ledger.open(config, ledger.mapping.region)
+        pool = Pool.recovered(config, opened, tenants, first_number=first_number, first_revision=first_number)
     except BaseException:
-        memory.close()
+        ledger.close()
         raise
-    return pool, memory
+    return pool, ledger

@@ -1,24 +1,17 @@
 """The pools of the service: made from one memory budget, found by tenant and name, named by id."""
 
 import asyncio
-import os
 import re
-import time
 from collections.abc import Callable
 
 import structlog
 
-from kvharbor.gpumem import (
-    ArenaTooSmall,
-    InsufficientMemory,
-    Layout,
-    ReservationCancelled,
-    block_count_for,
-)
-from kvharbor.pool import Pool
+from kvharbor.gpumem import Layout
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.arenas import Arenas
+from kvharbor.server.budget import Budget
 from kvharbor.server.errors import (
-    Draining,
+    PoolDevicesMismatch,
     PoolInUse,
     PoolNotFound,
     PoolSizeMismatch,
@@ -27,14 +20,13 @@ from kvharbor.server.errors import (
     SessionUnknown,
     StaleEpoch,
 )
-from kvharbor.server.event_log import EventLog
 from kvharbor.server.keeper import Keeper
-from kvharbor.server.kept_pools import drop_pool, keep_pool, kept_pools, pool_config
+from kvharbor.server.kept_pools import drop_pool, kept_pools
 from kvharbor.server.life import Life
-from kvharbor.server.owner import Crash, PoolOwner
+from kvharbor.server.owner import Crash
 from kvharbor.server.peer import Peer
-from kvharbor.server.pool_memory import PoolMemory, pool_with_memory, recovered_pool
-from kvharbor.server.served_pool import OpenedPool, PoolFacts, ServedPool
+from kvharbor.server.pool_making import PoolMaker
+from kvharbor.server.served_pool import OpenedPool, ServedPool
 from kvharbor.server.session import Session
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
@@ -47,36 +39,50 @@ MAX_OPENED = 1024
 
 
 class Pools:
-    """All pools. Memory is booked before it is reserved: no two openings have the same bytes [S8]."""
+    """All pools. One is made once, however many ask for it at a time."""
 
     def __init__(
-        self, settings: Settings, life: Life, keeper: Keeper, *, clock: Callable[[], float], crash: Crash
+        self,
+        settings: Settings,
+        life: Life,
+        keeper: Keeper,
+        arenas: Arenas,
+        *,
+        clock: Callable[[], float],
+        crash: Crash,
     ) -> None:
-        self.memory_bytes = life.memory_bytes
-        self.memory_available_bytes = life.memory_bytes
         self.epoch = life.epoch
-        self._settings = settings
-        self._life = life
         self._keeper = keeper
-        self._clock = clock
-        self._crash = crash
+        self._maker = PoolMaker(settings, life, keeper, arenas, clock=clock, crash=crash)
         self._by_id: dict[str, ServedPool] = {}
         self._by_name: dict[tuple[str, str], ServedPool] = {}
         self._making: dict[tuple[str, str], asyncio.Task[ServedPool]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
-        self._closing = False
 
-    async def open(self, session: Session, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
-        """Opens a pool for a session, making it if need be; the flag tells whether this call made it."""
+    @property
+    def budget(self) -> Budget:
+        """The memory for pools, to read from."""
+        return self._maker.budget
+
+    async def open(
+        self, session: Session, name: str, layout: Layout, size_bytes: int, devices: tuple[str, ...] = ()
+    ) -> tuple[ServedPool, bool]:
+        """Opens a pool for a session, making it if need be; the flag tells whether this call made it.
+
+        `size_bytes` is of each part, 0 for any; `devices` are those of the parts, by rank, or none for any.
+        """
         _check_name(name)
         if size_bytes < 0:
             raise InvalidField(
                 field="size_bytes", value=size_bytes, limit="0 or more", remedy="leave it 0 for what is left"
             )
-        served, created = await self._found_or_made((session.peer.tenant, name), layout, size_bytes)
+        self._maker.check_devices(devices, layout)
+        served, created = await self._found_or_made((session.peer.tenant, name), layout, size_bytes, devices)
         served.descriptor.layout.require_equal(layout)
         if size_bytes not in (0, served.size_bytes):
             raise PoolSizeMismatch(size_bytes, current_size_bytes=served.size_bytes)
+        if devices and devices != served.places:
+            raise PoolDevicesMismatch(devices, current_devices=served.places)
         if session.ended:
             raise SessionUnknown
         if served.pool_id not in session.opened:
@@ -93,15 +99,17 @@ class Pools:
 
     async def recover(self, sessions: Sessions) -> None:
         """Takes up the pools that an earlier process has kept, and opens them for the sessions that had them open."""
-        for facts, fds in kept_pools(self._keeper):
-            had_it = [session for session in sessions.all() if facts.pool_id in session.kept_pool_ids]
-            await self._recover(facts, fds, had_it)
-            for fd in fds:
-                os.close(fd)
+        for kept in kept_pools(self._keeper):
+            had_it = [session for session in sessions.all() if kept.facts.pool_id in session.kept_pool_ids]
+            tenants = {session.number: session.peer.tenant for session in had_it}
+            served = self._found(await self._maker.recover(kept, tenants))
+            for session in had_it:
+                self._open(session, served, resumed=False)
+            served.owner.reschedule()
 
     async def declare(self, tenant: str, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
         """Makes a pool that the configuration declares; the flag tells whether it was not there yet."""
-        return await self._found_or_made((tenant, name), layout, size_bytes)
+        return await self._found_or_made((tenant, name), layout, size_bytes, ())
 
     def visible(self, peer: Peer, pool_id: str) -> ServedPool:
         """Returns a pool that the caller may see; raises PoolNotFound, for another tenant's too, or StaleEpoch."""
@@ -157,14 +165,14 @@ class Pools:
 
     async def close(self, reason: ServerError) -> None:
         """Closes every pool; for shutdown, after the last session."""
-        self._closing = True
+        self._maker.closing = True
         await asyncio.gather(*self._making.values(), *self._dropping, return_exceptions=True)
         for served in self._by_id.values():
             await served.close(reason)
 
     def end_watches(self, reason: ServerError) -> None:
         """Ends the watches and what waits in every pool with `reason`; no more pools are made."""
-        self._closing = True
+        self._maker.closing = True
         for served in self._by_id.values():
             served.events.end_with(reason)
             served.admission.give_up_all(reason)
@@ -172,18 +180,20 @@ class Pools:
 
     async def _close_dropped(self, served: ServedPool) -> None:
         await served.close(PoolNotFound(served.pool_id))
-        await asyncio.to_thread(served.memory.forget)
-        self.memory_available_bytes += served.descriptor.size_bytes
+        await served.memory.give_back()
+        self.budget.give_back(served.places, served.descriptor.size_bytes)
         log.info("pool dropped", pool=served.pool_id, name=served.name, tenant=served.tenant)
 
-    async def _found_or_made(self, key: tuple[str, str], layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:
+    async def _found_or_made(
+        self, key: tuple[str, str], layout: Layout, size_bytes: int, devices: tuple[str, ...]
+    ) -> tuple[ServedPool, bool]:
         while True:
             served = self._by_name.get(key)
             if served is not None:
                 return served, False
             making = self._making.get(key)
             if making is None:
-                making = asyncio.create_task(self._make(key, layout, size_bytes))
+                making = asyncio.create_task(self._make(key, layout, size_bytes, devices))
                 self._making[key] = making
                 making.add_done_callback(lambda task: self._made(key, task))
                 return await asyncio.shield(making), True
@@ -195,74 +205,13 @@ class Pools:
         if not making.cancelled():
             making.exception()  # seen, even if the caller has left meanwhile
 
-    async def _make(self, key: tuple[str, str], layout: Layout, size_bytes: int) -> ServedPool:
-        tenant, name = key
-        rules = self._settings.pool_rules(name)
-        asked_bytes = size_bytes or rules.size or self.memory_available_bytes
-        if asked_bytes > self.memory_available_bytes:
-            raise self._insufficient(asked_bytes, "ask for less, drop a pool or raise memory")
-        try:
-            descriptor = layout.descriptor(block_count_for(asked_bytes, layout))
-        except ArenaTooSmall as refused:
-            if size_bytes or rules.size:
-                raise _less_than_a_block(refused) from None
-            raise self._insufficient(refused.needed_bytes, "drop a pool or raise memory") from None
-        config = pool_config(self._settings, name, descriptor)
-        self.memory_available_bytes -= descriptor.size_bytes
-        try:
-            pool, memory = await asyncio.to_thread(
-                pool_with_memory, config, descriptor, f"kvharbor-{name}", lambda: self._closing
-            )
-        except BaseException as failure:
-            self.memory_available_bytes += descriptor.size_bytes
-            if isinstance(failure, ReservationCancelled):
-                raise Draining from None
-            raise
-        pool_id = f"{self.epoch}.{self._life.next_pool_number(self._keeper)}"
-        served = self._served(pool, memory, PoolFacts(pool_id, tenant, name, asked_bytes, descriptor))
-        # Before anybody is told of it: who has it open finds it again, whatever becomes of this process [S15].
-        keep_pool(self._keeper, served)
-        log.info(
-            "pool made",
-            pool=served.pool_id,
-            name=name,
-            tenant=tenant,
-            block_count=descriptor.block_count,
-            scratch_block_count=layout.scratch_blocks,
-            block_bytes=layout.block_bytes,
-            size_bytes=descriptor.size_bytes,
-            unused_bytes=asked_bytes - descriptor.size_bytes,
-        )
-        return served
+    async def _make(
+        self, key: tuple[str, str], layout: Layout, size_bytes: int, devices: tuple[str, ...]
+    ) -> ServedPool:
+        return self._found(await self._maker.make(key, layout, size_bytes, devices))
 
-    async def _recover(self, facts: PoolFacts, fds: tuple[int, int], sessions: list[Session]) -> None:
-        began_at = time.monotonic()
-        config = pool_config(self._settings, facts.name, facts.descriptor)
-        tenants = {session.number: session.peer.tenant for session in sessions}
-        pool, memory = await asyncio.to_thread(
-            recovered_pool, config, facts.descriptor, fds, tenants, self._life.first_number
-        )
-        self.memory_available_bytes -= facts.descriptor.size_bytes
-        served = self._served(pool, memory, facts)
-        for session in sessions:
-            self._open(session, served, resumed=False)
-        served.owner.reschedule()
-        stats = pool.stats()
-        log.info(
-            "pool recovered",
-            pool=served.pool_id,
-            name=served.name,
-            tenant=served.tenant,
-            session_count=len(sessions),
-            total_block_count=stats.total_block_count,
-            free_block_count=stats.free_block_count,
-            took_s=round(time.monotonic() - began_at, 3),
-        )
-
-    def _served(self, pool: Pool, memory: PoolMemory, facts: PoolFacts) -> ServedPool:
+    def _found(self, served: ServedPool) -> ServedPool:
         """Makes a pool one that can be found."""
-        owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
-        served = ServedPool.of(facts, memory, owner)
         self._by_id[served.pool_id] = self._by_name[served.tenant, served.name] = served
         return served
 
@@ -270,23 +219,6 @@ class Pools:
         served.sessions.add(session)
         prefix = f"{served.pool_id}.{session.number}."
         session.opened[served.pool_id] = OpenedPool(served, Turns(), prefix, resumed)
-
-    def _insufficient(self, needed_bytes: int, remedy: str) -> InsufficientMemory:
-        return InsufficientMemory(
-            needed_bytes,
-            available_bytes=self.memory_available_bytes,
-            limited_by="the setting memory",
-            remedy=remedy,
-        )
-
-
-def _less_than_a_block(refused: ArenaTooSmall) -> InvalidField:
-    return InvalidField(
-        field="size_bytes",
-        value=f"{refused.size_bytes} bytes, less than one block beside {refused.scratch_blocks} scratch blocks",
-        limit=f"at least {refused.needed_bytes} bytes",
-        remedy="ask for more, or use smaller blocks",
-    )
 
 
 def _check_name(name: str) -> None:

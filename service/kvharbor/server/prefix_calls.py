@@ -162,7 +162,6 @@ def _filler(request: pb.WarmupRequest, opened: OpenedPool | None) -> OpenedPool 
 
 def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
     stats: PoolStats = served.pool.stats()
-    block_bytes = served.descriptor.layout.block_bytes
     warm_waiting_count, warm_filling_count = served.warm.task_counts
     return pb.PoolStats(
         pool_id=served.pool_id,
@@ -177,9 +176,9 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
         warm_block_count=stats.warm_block_count,
         quarantined_block_count=stats.quarantined_block_count,
         shared_block_count=stats.shared_block_count,
-        block_bytes=block_bytes,
-        used_bytes=(stats.total_block_count - stats.free_block_count) * block_bytes,
-        total_bytes=stats.total_block_count * block_bytes,
+        block_bytes=served.block_bytes,
+        used_bytes=(stats.total_block_count - stats.free_block_count) * served.block_bytes,
+        total_bytes=stats.total_block_count * served.block_bytes,
         sequence_count=stats.sequence_count,
         pin_count=stats.pin_count,
         warm_budget_used_block_count=stats.warm_budget_used_block_count,

@@ -25,22 +25,34 @@ class Verdict:
     cold: bool
 
 
+def cause_of(status: int) -> str:
+    """Names what an exit status (negative: the signal) tells: broken, killed or failed."""
+    if status == EXIT_BUG or status in CRASHES:
+        return "broken"
+    return "killed" if status < 0 else "failed"
+
+
 class Restarts:
     """Judges the ends of children, one after the other.
 
     A child that was ready is replaced at once. One that never was makes the pause before the next longer. Several that
-    broke one after the other, without a minute of service between, are taken as proof that what is kept is broken.
+    broke one after the other, without a minute of service between, are taken as proof that what is kept is broken; who
+    hangs over taking it up has broken on it too.
     """
 
     def __init__(self) -> None:
         self._unready_count = 0
         self._broken_count = 0
 
-    def judge(self, status: int, *, served_s: float | None) -> Verdict:
-        """Judges an exit status (negative: the signal); `served_s` is the time since readiness, None before it."""
+    def judge(self, cause: str, *, served_s: float | None, had_kept: bool = True) -> Verdict:
+        """Judges an end by its cause, as `cause_of` names it, or "hung".
+
+        `served_s` is the time since readiness, None before it. `had_kept`: it had come so far as to be given what is
+        kept; who hangs over its imports has not.
+        """
         if served_s is not None and served_s >= STEADY_S:
             self._broken_count = 0
-        if status == EXIT_BUG or status in CRASHES:
+        if cause == "broken" or (cause == "hung" and served_s is None and had_kept):
             self._broken_count += 1
         cold = self._broken_count >= MAX_BROKEN_COUNT
         if cold:

@@ -1,11 +1,9 @@
 """One pool as the service has it: its memory, its owner, and who has opened it."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
-from kvharbor.gpumem import Descriptor, HostArena, copy_blocks
+from kvharbor.gpumem import Descriptor
 from kvharbor.pool import Pool
 from kvharbor.server.admission import Admission
 from kvharbor.server.errors import ServerError
@@ -19,33 +17,38 @@ from kvharbor.server.warm_desk import WarmDesk
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What a pool was made with; `size_bytes` is what was asked for."""
+    """What a pool was made with; `size_bytes` is what was asked for, of each part. `places` are those of the parts."""
 
     pool_id: str
     tenant: str
     name: str
     size_bytes: int
     descriptor: Descriptor
+    places: tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
 class ServedPool:
-    """A pool with its memory and its owner, made by `of`. `sessions` has those that opened it."""
+    """A pool with its memory and its owner, made by `of`. `sessions` has those that opened it.
+
+    `grace_s`: how long after its last process's exit something may still touch the memory.
+    """
 
     pool_id: str
     tenant: str
     name: str
     size_bytes: int
     descriptor: Descriptor
+    places: tuple[str, ...]
     memory: PoolMemory
+    grace_s: float
     owner: PoolOwner
     admission: Admission
-    copier: ThreadPoolExecutor
     sessions: set[Session]
     warm: WarmDesk
 
     @classmethod
-    def of(cls, facts: PoolFacts, memory: PoolMemory, owner: PoolOwner) -> Self:
+    def of(cls, facts: PoolFacts, memory: PoolMemory, owner: PoolOwner, *, grace_s: float) -> Self:
         """Returns a pool that nobody has opened yet."""
         sessions = set[Session]()
         return cls(
@@ -54,10 +57,11 @@ class ServedPool:
             name=facts.name,
             size_bytes=facts.size_bytes,
             descriptor=facts.descriptor,
+            places=facts.places,
             memory=memory,
+            grace_s=grace_s,
             owner=owner,
             admission=Admission(owner),
-            copier=ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"copy-{facts.name}"),
             sessions=sessions,
             warm=WarmDesk(owner, tenant=facts.tenant, pool_id=facts.pool_id, sessions=sessions),
         )
@@ -68,14 +72,13 @@ class ServedPool:
         return self.owner.pool
 
     @property
-    def arena(self) -> HostArena:
-        """The memory that workers map."""
-        return self.memory.arena
+    def block_bytes(self) -> int:
+        """Bytes of one block, over all parts."""
+        return self.descriptor.layout.block_bytes * len(self.places)
 
     async def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copies whole blocks off the event loop, one copy of the pool after the other."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self.copier, copy_blocks, self.memory.mapping, self.descriptor, pairs)
+        """Copies whole blocks in every part, off the event loop; returns when all are complete."""
+        await self.memory.copy(self.descriptor, pairs)
 
     async def close(self, reason: ServerError) -> None:
         """Ends watches with `reason`, waits for what is under way and gives the memory back."""
@@ -83,12 +86,7 @@ class ServedPool:
         self.admission.give_up_all(reason)
         self.warm.end_waits(reason)
         await self.owner.close()
-        # Off the loop: the kernel takes about 0.1 s for a GiB.
-        await asyncio.to_thread(self._give_back)
-
-    def _give_back(self) -> None:
-        self.copier.shutdown(wait=True)
-        self.memory.close()
+        await self.memory.close()
 
     @property
     def events(self) -> EventLog:

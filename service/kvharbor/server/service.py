@@ -13,9 +13,11 @@ import structlog
 from kvharbor.server.assembly import Service, assembled
 from kvharbor.server.crash import crash
 from kvharbor.server.declared_pools import make_declared
+from kvharbor.server.device_survey import surveyed
 from kvharbor.server.errors import Draining, StartupError
 from kvharbor.server.life import Life
 from kvharbor.server.memory_budget import memory_budget_bytes
+from kvharbor.server.settings import Settings
 from kvharbor.server.sources import LoadedSettings
 from kvharbor.server.stall import ServiceLoop
 from kvharbor.server.supervised import Supervised
@@ -28,9 +30,10 @@ HEARTBEAT_S = 0.5
 def serve(loaded: LoadedSettings, supervised: Supervised, listener: socket.socket) -> None:
     """Serves until told to leave. Raises StartupError when it cannot start; any other failure ends the process."""
     try:
-        life = _life(loaded, supervised)
-        with asyncio.Runner(loop_factory=lambda: ServiceLoop(life.stalled_s)) as runner:
-            runner.run(_serve(loaded, life, supervised, listener))
+        kept = Life.kept(supervised)
+        stalled_s = 0.0 if kept is None else kept.stalled_s
+        with asyncio.Runner(loop_factory=lambda: ServiceLoop(stalled_s)) as runner:
+            runner.run(_serve(loaded, kept, supervised, listener))
     except StartupError:
         raise
     except OSError as failure:
@@ -42,29 +45,40 @@ def serve(loaded: LoadedSettings, supervised: Supervised, listener: socket.socke
         crash(failure)
 
 
-def _life(loaded: LoadedSettings, supervised: Supervised) -> Life:
-    """Returns the life to go on with, or a new one. Memory and epoch stay as long as it lasts, whatever is set."""
-    life = Life.kept(supervised)
-    if life is None:
+async def _life(loaded: LoadedSettings, kept: Life | None, supervised: Supervised) -> Life:
+    """Returns the life to go on with, or a new one. Memory, devices and epoch stay for its length, whatever is set."""
+    if kept is None:
         # Without it the rest means nothing.
         for name in [*supervised.kept]:
             supervised.drop(name)
-        life = Life.begun(memory_budget_bytes(loaded.settings))
+        life = await _new_life(loaded.settings)
         loaded.require_pools_fit(life.memory_bytes)
     else:
+        life = kept
         life.restarts[supervised.after] = life.restarts.get(supervised.after, 0) + 1
     life.keep(supervised)
     return life
 
 
-async def _serve(loaded: LoadedSettings, life: Life, supervised: Supervised, listener: socket.socket) -> None:
+async def _new_life(settings: Settings) -> Life:
+    if settings.arena_kind == "host":
+        return Life.begun(memory_budget_bytes(settings))
+    # A device takes its time, and is not called on the event loop.
+    return Life.begun_on(await asyncio.to_thread(surveyed, settings), settings.arena_kind)
+
+
+async def _serve(loaded: LoadedSettings, kept: Life | None, supervised: Supervised, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_log_unhandled)
     leave = asyncio.Event()
     supervised.listen(leave.set)
     _beat(loop, supervised.alive)
+    life = await _life(loaded, kept, supervised)
     async with assembled(loaded.settings, life, supervised, listener) as service:
+        if kept is None:
+            await service.arenas.try_out()
         log.info("settings", **loaded.set_by_operator())
+        await service.arenas.start()
         await service.pools.recover(service.sessions)
         service.side.start()
         await make_declared(service.pools, loaded.settings)

@@ -18,7 +18,7 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
     resumed may read anything that the recovery holds.
     """
     served, number = opened.served, session.number
-    pool, owner, grace_s = served.pool, served.owner, served.arena.grace_s
+    pool, owner, grace_s = served.pool, served.owner, served.grace_s
     served.admission.give_up(session, SessionUnknown())
     await owner.run(opened.turns, lambda: pool.end_session(number))
     held = pool.holding(number)

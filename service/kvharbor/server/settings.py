@@ -5,7 +5,15 @@ import os
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from kvharbor.server.layout_settings import LayoutSettings
 from kvharbor.server.sizes import Share, parse_size, parse_size_or_share
@@ -57,7 +65,23 @@ def _address(value: object) -> object:
     return value
 
 
+def _devices(value: object) -> object:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{value!r} is no list of devices; write UUIDs, e.g. "GPU-7f3c…,GPU-09ab…"')
+    devices = tuple(name.strip() for name in names)
+    are_uuids = all(re.fullmatch(r"(GPU|MIG)-[0-9A-Fa-f-]{36}", name) for name in devices)
+    if not are_uuids or len(set(devices)) < len(devices):
+        raise ValueError(
+            f"{', '.join(devices)!r} are no devices; write each once, by its UUID as `nvidia-smi -L` has it: numbers "
+            "mean other devices to other processes"
+        )
+    return devices
+
+
 Size = Annotated[int, BeforeValidator(_size)]
+EvictionPolicy = Literal["auto", "lru"]
+"""As `kvharbor.pool.POLICIES` has them; the supervisor reads settings too, and has no use for the pool."""
 Tenant = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]
 
 
@@ -69,11 +93,19 @@ class PoolSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    size: Size | None = Field(default=None, description="Memory of the pool where OpenPool leaves it open.")
+    size: Size | None = Field(
+        default=None, description="Memory of each part of the pool where OpenPool leaves it open."
+    )
+    eviction_policy: EvictionPolicy | None = Field(default=None, description="As the setting outside.")
     warm_budget_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
     min_reuse_tokens: int | None = Field(default=None, ge=0, description="As the setting outside.")
     layout: LayoutSettings | None = Field(default=None, description="Makes the pool at the start; needs `size`.")
     tenant: Tenant | None = Field(default=None, description="Whose pool that is. Unset: of the service's own user.")
+
+    @property
+    def part_count(self) -> int:
+        """Parts of the pool, each of `size`, as far as that is known here."""
+        return 1 if self.layout is None else self.layout.tp_size
 
     @model_validator(mode="after")
     def _declares_all_or_nothing(self) -> Self:
@@ -124,7 +156,31 @@ class Settings(BaseModel):
     )
     memory: Annotated[int | Share, BeforeValidator(_size_or_share)] = Field(
         default=parse_size_or_share("80%"),
-        description="Memory for all pools: an amount, or a share of the room on the machine and in its cgroups.",
+        description="Memory for all pools: an amount, or a share of the room on the machine and in its cgroups. On "
+        "devices: of each of them, a share of what is free there.",
+    )
+    arena: Literal["host", "cuda_ipc", "cuda_vmm"] | None = Field(
+        default=None, description="Where pools lie, and how they are shared. Unset: cuda_ipc with `devices`, else host."
+    )
+    devices: Annotated[tuple[str, ...], BeforeValidator(_devices)] = Field(
+        default=(), description="UUIDs of the devices for pools, with a comma between. Unset: all that are visible."
+    )
+    device_grace_s: float = Field(
+        default=1.0,
+        ge=0,
+        le=3600,
+        description="How long after a worker's death its blocks on a device wait for what the device still does.",
+    )
+    allow_mps: bool = Field(
+        default=False,
+        description="Lets processes use devices through CUDA MPS: their death does not prove that their kernels stop.",
+    )
+    cuda_runtime: Literal["cupy", "driver"] = Field(
+        default="cupy", description="By what the arena cuda_ipc calls CUDA: CuPy, or cuda.bindings."
+    )
+    eviction_policy: EvictionPolicy = Field(
+        default="auto",
+        description="Which cached blocks go first: what is worth least by the traffic (auto), or the oldest (lru).",
     )
     warm_budget_ratio: float = Field(default=0.25, ge=0, le=1, description="Part of a pool that warm pins may hold.")
     min_reuse_tokens: int = Field(default=0, ge=0, description="Matches shorter than this are not reused.")
@@ -171,15 +227,23 @@ class Settings(BaseModel):
         default="json", description="One JSON object a line, or text for people."
     )
 
+    @field_validator("devices", mode="after")
+    @classmethod
+    def _are_for_devices_only(cls, devices: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if devices and info.data.get("arena") == "host":
+            raise ValueError("the arena host lies on no device; set cuda_ipc or cuda_vmm, or leave devices out")
+        return devices
+
+    @property
+    def arena_kind(self) -> Literal["host", "cuda_ipc", "cuda_vmm"]:
+        """The arena as it is set, or as it follows from the devices."""
+        return self.arena or ("cuda_ipc" if self.devices else "host")
+
     def pool_rules(self, name: str) -> PoolSettings:
-        """Returns the rules of pools called `name`, with nothing but the size left unset."""
+        """Returns the rules of pools called `name`; what has a setting of the same name outside is set."""
         own = self.pools.get(name, PoolSettings())
-        ratio, reuse = own.warm_budget_ratio, own.min_reuse_tokens
-        return PoolSettings.model_construct(
-            size=own.size,
-            warm_budget_ratio=self.warm_budget_ratio if ratio is None else ratio,
-            min_reuse_tokens=self.min_reuse_tokens if reuse is None else reuse,
-        )
+        general = ("eviction_policy", "warm_budget_ratio", "min_reuse_tokens")
+        return own.model_copy(update={rule: getattr(self, rule) for rule in general if getattr(own, rule) is None})
 
     def tenant_of(self, uid: int) -> str:
         """Returns the tenant that processes of user `uid` belong to."""

@@ -12,7 +12,9 @@ from typing import Any
 import structlog
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import PeerUnproven, ServerError, SessionUnknown
+from kvharbor.server.attaching import Attachment
+from kvharbor.server.descriptors import needing_descriptors
+from kvharbor.server.errors import DescriptorsExhausted, PeerUnproven, ServerError, SessionUnknown
 from kvharbor.server.frames import FrameInvalid, Frames, StreamEnded
 from kvharbor.server.greeting import API_VERSION, Caller, checked_hello, welcomed
 from kvharbor.server.members import LEADER_RANK, Member, Mode
@@ -22,21 +24,9 @@ from kvharbor.server.session import Session
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.status import REFUSALS, Refusal, metadata_of, reason_of
 from kvharbor.server.warm_notices import WarmNotices
-from kvharbor.v1 import side_pb2, types_pb2
+from kvharbor.v1 import side_pb2
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """A pool's memory as it is handed to a worker. The descriptor is a copy, to be closed once it is sent.
-
-    A worker that does not read makes it wait, and the pool may be dropped meanwhile: its own number would by then
-    be another file's.
-    """
-
-    descriptor: types_pb2.PoolDescriptor
-    fd: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +38,7 @@ class SideRules:
     hello_timeout_s: float
     max_sessions: int
     identify: Callable[[int, int], Peer]
-    attach: Callable[[Session, str, Mode], Attachment]
+    attach: Callable[[Session, side_pb2.Attach, Mode], Attachment]
     refusal: Callable[[], ServerError | None]
     crash: Callable[[BaseException], None]
 
@@ -156,15 +146,21 @@ class SideServer:
         return None
 
     def _welcomed(
-        self, request: side_pb2.SideRequest, peer: Peer, proof: int | PeerUnproven, connection: socket.socket
+        self,
+        request: side_pb2.SideRequest,
+        peer: Peer,
+        proof: int | PeerUnproven | DescriptorsExhausted,
+        connection: socket.socket,
     ) -> tuple[Session, Member, side_pb2.Welcome]:
         refusal = self._rules.refusal()
         if refusal is not None:
             raise refusal
         hello = checked_hello(request)
-        if isinstance(proof, PeerUnproven):
+        if not isinstance(proof, int):
             raise proof
-        session, member, welcome = welcomed(self._sessions, hello, Caller(peer, proof, connection), self._rules.epoch)
+        caller = Caller(peer, proof, connection)
+        with needing_descriptors():
+            session, member, welcome = welcomed(self._sessions, hello, caller, self._rules.epoch)
         welcome.api_version, welcome.server_version = API_VERSION, self._rules.server_version
         return session, member, welcome
 
@@ -192,15 +188,16 @@ class SideServer:
                     )
                 if session.ended:
                     raise SessionUnknown
-                attachment = self._rules.attach(session, request.attach.pool_id, member.mode)
+                with needing_descriptors():
+                    attachment = self._rules.attach(session, request.attach, member.mode)
             except REFUSALS as refused:
                 await frames.send(_refused(refused))
                 continue
-            attached = side_pb2.Attached(descriptor=attachment.descriptor)
             try:
-                await frames.send(side_pb2.SideResponse(attached=attached), fds=(attachment.fd,))
+                await frames.send(side_pb2.SideResponse(attached=attachment.message), fds=attachment.fds)
             finally:
-                os.close(attachment.fd)
+                for fd in attachment.fds:
+                    os.close(fd)
 
 
 async def _notify(frames: Frames, notices: WarmNotices) -> None:
@@ -210,12 +207,13 @@ async def _notify(frames: Frames, notices: WarmNotices) -> None:
             await frames.send(side_pb2.SideResponse(warm_tasks_pending=pending))
 
 
-def _proof(connection: socket.socket, accepted_at: float) -> int | PeerUnproven:
+def _proof(connection: socket.socket, accepted_at: float) -> int | PeerUnproven | DescriptorsExhausted:
     """Returns the pidfd of the process that connected, or why there is none: that is for the answer to its hello."""
     try:
-        return pidfd_of(connection, accepted_at=accepted_at)
-    except PeerUnproven as unproven:
-        return unproven
+        with needing_descriptors():
+            return pidfd_of(connection, accepted_at=accepted_at)
+    except (PeerUnproven, DescriptorsExhausted) as refused:
+        return refused
 
 
 def _refused(refusal: Refusal) -> side_pb2.SideResponse:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from kvharbor.server.errors import StartupError
 from kvharbor.server.layout_settings import LayoutSettings, PlaneSettings
 from kvharbor.server.settings import PoolSettings, Settings
-from kvharbor.server.sizes import Share, format_size
+from kvharbor.server.sizes import format_size
 
 PREFIX = "KVHARBOR_"
 # What `kvharbor exec` tells its command, and the file itself: no settings, but ours.
@@ -46,20 +46,22 @@ class LoadedSettings:
     def require_pools_fit(self, memory_bytes: int) -> None:
         """Raises StartupError if a pool, or all that are made at the start, need more than `memory_bytes`.
 
-        That is what the setting `memory` comes to.
+        That is what the setting `memory` comes to: a share of what there is, or an amount on each of several devices.
         """
         memory = self.written.get("memory", str(self.settings.memory))
-        if isinstance(self.settings.memory, Share):
+        if self.settings.memory != memory_bytes:
             memory += f", here {format_size(memory_bytes)}"
         for name, rules in self.settings.pools.items():
-            if rules.size is not None and rules.size > memory_bytes:
+            if rules.size is not None and rules.size * rules.part_count > memory_bytes:
                 size = self.written["pools"][name]["size"]
+                if rules.part_count > 1:
+                    size += f" for each of {rules.part_count} parts"
                 raise StartupError(
                     f"setting pools.{name}.size ({self.origins['pools']}): {size} is more than memory ({memory}): "
                     f"set less, or raise memory"
                 )
         declared = [rules for rules in self.settings.pools.values() if rules.layout is not None]
-        sum_bytes = sum(rules.size or 0 for rules in declared)
+        sum_bytes = sum((rules.size or 0) * rules.part_count for rules in declared)
         if sum_bytes > memory_bytes:
             raise StartupError(
                 f"setting pools ({self.origins['pools']}): the {len(declared)} pools with a layout need "

@@ -8,7 +8,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kvharbor.gpumem import GpumemError, InsufficientMemory, LayoutInvalid, LayoutMismatch
+from kvharbor.gpumem import DeviceNotVisible, GpumemError, InsufficientMemory, LayoutInvalid, LayoutMismatch
 from kvharbor.pool import errors as pool_errors
 from kvharbor.pool.errors import PoolError
 from kvharbor.server import errors as server_errors
@@ -37,18 +37,23 @@ CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     server_errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
     LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.PoolSizeMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    server_errors.PoolDevicesMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.PoolInUse: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.ResumeRequired: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.PeerUnproven: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.RankTaken: grpc.StatusCode.FAILED_PRECONDITION,
+    server_errors.UpgradeFailed: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.BlockHeld: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.RequestIdReused: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.SequenceBusy: grpc.StatusCode.FAILED_PRECONDITION,
+    DeviceNotVisible: grpc.StatusCode.FAILED_PRECONDITION,
+    server_errors.MpsClientRefused: grpc.StatusCode.FAILED_PRECONDITION,
     InsufficientMemory: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pool_errors.WarmBudgetExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.WatcherTooSlow: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.TooManyWarmTasks: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    server_errors.DescriptorsExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.SessionRequired: grpc.StatusCode.UNAUTHENTICATED,
     server_errors.SessionUnknown: grpc.StatusCode.UNAUTHENTICATED,
     server_errors.AdminRequired: grpc.StatusCode.PERMISSION_DENIED,

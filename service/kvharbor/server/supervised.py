@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
 from kvharbor.server.control import Channel
+from kvharbor.server.errors import UpgradeFailed
 from kvharbor.server.keeper import Kept, Store
 
 log = structlog.get_logger(__name__)
+
+_FULL_PAUSE_S = 0.01
 
 
 class Supervised:
@@ -21,6 +26,7 @@ class Supervised:
     def __init__(self, channel: Channel, inherited: Store, after: str) -> None:
         self._channel = channel
         self._inherited = inherited
+        self._verdict: asyncio.Future[str] | None = None
         self.after = after
 
     @classmethod
@@ -63,9 +69,16 @@ class Supervised:
         """Tells that the service is usable."""
         self._tell({"ready": True})
 
-    def ask_upgrade(self) -> None:
-        """Asks for a successor; this process is told to leave once one could start."""
-        self._tell({"upgrade": True})
+    async def upgrade(self) -> None:
+        """Asks for a successor, and returns once it could start: this process has been told to leave then.
+
+        Raises UpgradeFailed when it does not start. A supervisor of an older version keeps silent instead.
+        """
+        if self._verdict is None:
+            self._verdict = asyncio.get_running_loop().create_future()
+            self._tell({"upgrade": True})
+        if cause := await asyncio.shield(self._verdict):
+            raise UpgradeFailed(cause)
 
     def alive(self) -> None:
         """Tells that the event loop runs. Never waits: a supervisor that is stopped misses nothing by it."""
@@ -86,18 +99,35 @@ class Supervised:
             return
         if received is None:
             _die()
-        leave()
+        match received[0]:
+            case {"upgrade_given_up": str(cause)}:
+                self._decide(cause)
+            case {"leave": _}:
+                self._decide("")
+                leave()
+
+    def _decide(self, failure: str) -> None:
+        """Tells those who wait for an upgrade what becomes of it."""
+        if self._verdict is not None:
+            self._verdict.set_result(failure)
+            self._verdict = None
 
     def _tell(self, message: dict[str, Any], fds: tuple[int, ...] = (), *, flags: int = 0) -> None:
-        try:
-            self._channel.send(message, fds, flags=flags)
-        except BlockingIOError:
-            raise
-        except OSError:
-            _die()
+        while True:
+            try:
+                self._channel.send(message, fds, flags=flags)
+            except BlockingIOError:
+                raise
+            except OSError as failure:
+                if failure.errno != errno.ETOOMANYREFS:
+                    _die()
+                # Descriptors under way are bounded: as with a full socket, wait until the supervisor has read some.
+                time.sleep(_FULL_PAUSE_S)
+            else:
+                return
 
 
-def _die() -> None:
+def _die() -> NoReturn:
     """Ends the process at once: what nobody keeps must not be promised to anybody [S20]."""
     log.critical("the supervisor is gone, the process ends")
     os._exit(1)

@@ -9,20 +9,17 @@ import contextlib
 import os
 import resource
 import signal
-import socket
-import stat
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
-from kvharbor.server.fd_store import SystemdStore, has_store, stored_descriptors
+from kvharbor.server.fd_store import SystemdStore, store_limit, stored_descriptors
 from kvharbor.server.keeper import Store
 from kvharbor.server.notify import Notifier
 from kvharbor.server.offspring import Hear, Offspring
 from kvharbor.server.paths import SocketAccess, claimed, listen_side, socket_paths
-from kvharbor.server.restarts import CRASHES, EXIT_BUG, Restarts
+from kvharbor.server.restarts import Restarts, cause_of
 from kvharbor.server.sources import LoadedSettings
 
 log = structlog.get_logger(__name__)
@@ -86,30 +83,33 @@ class Supervisor:
 
     def upgrade(self) -> None:
         """Replaces the child by one of the code and the settings that are there now."""
-        if not self._stop_count and not self._is_upgrading():
+        if self._is_upgrading():
+            log.warning("upgrade asked for while one is under way, which goes on as it has begun")
+        elif not self._stop_count:
             self._upgrading = asyncio.create_task(self._upgrade())
 
     async def _serve(self) -> int:
         restarts, after = Restarts(), "supervisor" if self._store.kept else ""
-        self._end_streams()
+        self._store.end_streams()
         while not self._stop_count:
             child = self._current = self._standby or self._spawned()
             self._standby, self._cause = None, None
             if child is None:
-                verdict = restarts.judge(1, served_s=None)
+                verdict = restarts.judge("failed", served_s=None)
             else:
                 child.start(self._store, after=after)
                 status = await child.ended
-                self._end_streams()
+                self._store.end_streams()
                 if self._stop_count:
                     return 0
                 if status > 0 and not self._has_served:
                     # It has said why, and nothing depends on it yet.
                     return status
-                verdict = restarts.judge(status, served_s=child.served_s)
-                after = self._cause or _cause(status)
+                after = self._cause or cause_of(status)
+                verdict = restarts.judge(after, served_s=child.served_s, had_kept=child.standing_by.is_set())
+                tell = log.info if (after, status) == ("upgraded", 0) else log.warning
                 facts = {"pid": child.pid, "cause": after, "status": status}
-                log.warning("service process ended", **facts, restart_pause_s=verdict.pause_s)
+                tell("service process ended", **facts, restart_pause_s=verdict.pause_s)
             if verdict.cold:
                 log.error("service process broke again and again: what it left is dropped, the next start is cold")
                 self._store.close()
@@ -140,13 +140,15 @@ class Supervisor:
             case {"standing_by": _}:
                 child.standing_by.set()
                 log.debug("process stands by", pid=child.pid)
+            case {"unusable": str(cause)}:
+                child.refusal = cause
             case {"ready": _}:
                 self._ready(child)
             case {"upgrade": _}:
                 self.upgrade()
 
     def _ready(self, child: Offspring) -> None:
-        child.ready_at = time.monotonic()
+        child.begin_service()
         self._notifier.ready(child.pid)
         # After a first death the next one may be near.
         asyncio.get_running_loop().call_later(0.0 if self._has_served else STANDBY_PAUSE_S, self._prepare)
@@ -164,21 +166,35 @@ class Supervisor:
         log.info("upgrade begins")
         fresh = self._spawned()
         if fresh is None:
+            self._give_up_upgrade("the system has no room for another process")
             return
-        standing_by = asyncio.create_task(fresh.standing_by.wait())
-        await asyncio.wait((standing_by, fresh.ended), timeout=STANDBY_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
-        standing_by.cancel()
-        if fresh.ended.done() or not fresh.standing_by.is_set():
-            log.error("upgrade given up: the new process does not start, the old one goes on", pid=fresh.pid)
+        if not await fresh.reaches(fresh.standing_by, STANDBY_LIMIT_S):
+            self._give_up_upgrade(_why_not(fresh))
             fresh.kill()
             return
         if self._standby is not None:
             self._standby.kill()
         self._standby = fresh
-        if self._current is not None and not self._current.ended.done():
-            self._notifier.reloading()
-            self._cause = "upgraded"
-            self._end(self._current)
+        if (current := self._current) is None:
+            return
+        if not current.ready.is_set() and not current.ended.done():
+            # What it is taking up is not to be begun anew by another. If it ends over it, the fresh one is the next.
+            log.info("upgrade waits until the process before is ready", pid=current.pid)
+        if not await current.reaches(current.ready):
+            return
+        if fresh.ended.done():
+            self._give_up_upgrade(_why_not(fresh))
+            return
+        self._notifier.reloading()
+        self._cause = "upgraded"
+        self._end(current)
+
+    def _give_up_upgrade(self, cause: str) -> None:
+        log.error("upgrade given up: the new process does not start, the old one goes on", cause=cause)
+        if self._current is not None:
+            self._current.go_on(cause)
+        # Not before the upgrade is over; there may be none that waits.
+        asyncio.get_running_loop().call_soon(self._prepare)
 
     def _stop(self) -> None:
         self._stop_count += 1
@@ -193,11 +209,11 @@ class Supervisor:
     def _end(self, child: Offspring) -> None:
         """Has a child end in order; one that is not ready yet, or takes too long over it, at once."""
         child.hear()
-        if child.ready_at is None:
-            child.kill()
-        else:
+        if child.ready.is_set():
             child.leave()
             asyncio.get_running_loop().call_later(self._grace_s + _OVERTIME_S, child.kill)
+        else:
+            child.kill()
 
     async def _tick(self) -> None:
         """Looks for a hang, in steps of its own: time in which this process did not run is nobody's silence."""
@@ -208,7 +224,9 @@ class Supervisor:
                 continue
             child.hear()
             child.silent_s += TICK_S
-            if self._watchdog_s and child.silent_s > self._watchdog_s and self._cause != "hung":
+            # Imports take their time, on cores that others use.
+            limit_s = self._watchdog_s if child.standing_by.is_set() else max(self._watchdog_s, STANDBY_LIMIT_S)
+            if self._watchdog_s and child.silent_s > limit_s and self._cause != "hung":
                 log.error("service process hangs", pid=child.pid, silent_s=child.silent_s)
                 self._cause = "hung"
                 child.kill()
@@ -228,25 +246,12 @@ class Supervisor:
             log.warning("standby process ended", pid=child.pid, status=child.ended.result())
             asyncio.get_running_loop().call_later(STANDBY_LIMIT_S, self._prepare)
 
-    def _end_streams(self) -> None:
-        """Sends the end of the stream on every kept socket: workers learn that they have to resume.
 
-        Their own ends stay open, and still prove that they live.
-        """
-        for kept in self._store.kept.values():
-            for fd in kept.fds:
-                if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    # Not of a duplicate: there may be no room for one.
-                    connection = socket.socket(fileno=fd)
-                    with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_WR)
-                    connection.detach()
-
-
-def _cause(status: int) -> str:
-    if status == EXIT_BUG or status in CRASHES:
-        return "broken"
-    return "killed" if status < 0 else "failed"
+def _why_not(child: Offspring) -> str:
+    """Says why a child did not come to stand by, or did not stay."""
+    if not child.ended.done():
+        return f"it takes longer than {STANDBY_LIMIT_S:g} s"
+    return child.refusal or f"it ended with status {child.ended.result()}, see the service's standard error"
 
 
 def supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:
@@ -270,8 +275,8 @@ def supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:
             log.warning("the service before was killed: nothing of it is left, this start is cold")
 
         async def run() -> int:
-            limits = {"grace_s": settings.grace_s, "watchdog_s": settings.watchdog_s}
-            return await Supervisor(spawn, store, notifier, **limits).run()
+            grace_s, watchdog_s = settings.grace_s, settings.watchdog_s
+            return await Supervisor(spawn, store, notifier, grace_s=grace_s, watchdog_s=watchdog_s).run()
 
         return asyncio.run(run())
 
@@ -281,9 +286,9 @@ def _store(notifier: Notifier) -> Store:
 
     Nobody owns the path any more by then, so nobody changes that.
     """
-    if not has_store(os.environ):
+    if not (limit := store_limit(os.environ)):
         return Store()
-    store = SystemdStore(notifier)
+    store = SystemdStore(notifier, limit)
     store.take_up(stored_descriptors(os.environ))
     return store
 

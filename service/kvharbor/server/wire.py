@@ -7,12 +7,22 @@ from typing import TypeVar
 
 from google.protobuf import duration_pb2
 
-from kvharbor.gpumem import BlockOrder, DataType, Descriptor, Layout, LayoutInvalid, Plane, check_plane_count
+from kvharbor.gpumem import (
+    ArenaKind,
+    BlockOrder,
+    DataType,
+    Descriptor,
+    Export,
+    Layout,
+    LayoutInvalid,
+    Plane,
+    check_plane_count,
+)
 from kvharbor.pool import Adopted, Commit, ExtraKey, Held, Prompt, SequenceView, Shadow, validate
 from kvharbor.pool.digest import PlaneIdentity, pool_identity
 from kvharbor.pool.errors import InvalidField
 from kvharbor.v1 import cache_service_pb2 as cache_pb
-from kvharbor.v1 import types_pb2
+from kvharbor.v1 import side_pb2, types_pb2
 
 T = TypeVar("T")
 
@@ -109,13 +119,15 @@ def layout_message(layout: Layout) -> types_pb2.Layout:
     )
 
 
-def descriptor_message(descriptor: Descriptor, *, pool_id: str, name: str, epoch: str) -> types_pb2.PoolDescriptor:
-    """Returns a pool's descriptor as a message."""
+def descriptor_message(
+    descriptor: Descriptor, kind: ArenaKind, places: Sequence[str], *, pool_id: str, name: str, epoch: str
+) -> types_pb2.PoolDescriptor:
+    """Returns a pool's descriptor as a message; `places` are the devices of its parts, "" for the host."""
     return types_pb2.PoolDescriptor(
         pool_id=pool_id,
         name=name,
         epoch=epoch,
-        arena_kind="host",
+        arena_kind=kind.value,
         layout=layout_message(descriptor.layout),
         block_count=descriptor.block_count,
         size_bytes=descriptor.size_bytes,
@@ -128,6 +140,18 @@ def descriptor_message(descriptor: Descriptor, *, pool_id: str, name: str, epoch
             )
             for span in descriptor.spans
         ],
+        parts=[types_pb2.PoolPart(device=place) for place in places],
+    )
+
+
+def device_memory_message(export: Export) -> side_pb2.DeviceMemory:
+    """Returns what another process needs to map memory of a device, beside its descriptors."""
+    return side_pb2.DeviceMemory(
+        device=export.device,
+        ipc_handle=export.ipc_handle,
+        offset_bytes=export.offset_bytes,
+        exporter_pid=export.exporter_pid,
+        chunk_bytes=export.chunk_bytes,
     )
 
 

@@ -69,7 +69,7 @@ def execute(
         "KVHARBOR_SESSION_TOKEN": token,
         "KVHARBOR_POOL_ID": opened.pool_id,
         "KVHARBOR_DESCRIPTOR": json_format.MessageToJson(
-            attached.attached.descriptor,
+            attached.attached.pool,
             indent=None,
             preserving_proto_field_name=True,
             # A reader of JSON does not know that zeros are left out: the first span begins at one.
@@ -101,7 +101,7 @@ def _open_pool(target: str, token: str, name: str) -> "types_pb2.PoolDescriptor"
                 for found in page.pools:
                     if found.name == name:
                         opening = pb.OpenPoolRequest(name=name, layout=found.layout)
-                        return stub.OpenPool(opening, metadata=metadata, timeout=_TIMEOUT_S).descriptor
+                        return stub.OpenPool(opening, metadata=metadata, timeout=_TIMEOUT_S).pool
                 request.page_token = page.next_page_token
                 if not request.page_token:
                     raise CommandError(f"no pool is named {name!r}: a worker has to open it first, with its layout")

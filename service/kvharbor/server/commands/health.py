@@ -19,25 +19,31 @@ def health(
 
     With --live it is enough that the process answers: so it does while memory is still being reserved.
     """
+    from kvharbor.server.readiness import LIVENESS
+
+    state = health_state(socket, service=LIVENESS if live else "", timeout_s=timeout_s)
+    typer.echo(state)
+    if state != "SERVING":
+        raise typer.Exit(1)
+
+
+def health_state(socket: str | None, *, service: str = "", timeout_s: float) -> str:
+    """Returns what gRPC health says of a service: "SERVING", or why not. Raises CommandError where nobody answers."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from kvharbor.client import address
-    from kvharbor.server.readiness import LIVENESS
 
     target = address.parse(socket).target
     _require_listener(target, timeout_s)
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
-            request = health_pb2.HealthCheckRequest(service=LIVENESS if live else "")
-            answer = check(request, timeout=timeout_s, wait_for_ready=True)
+            answer = check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s, wait_for_ready=True)
         except grpc.RpcError as failure:
             raise CommandError(f"no answer at {target}: {failure.code().name}") from None
-    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    typer.echo(state)
-    if state != "SERVING":
-        raise typer.Exit(1)
+    state: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return state
 
 
 def _require_listener(target: str, timeout_s: float) -> None:

@@ -16,16 +16,22 @@ _POLL_S = 0.05
 
 
 def upgrade(
-    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the new process.")] = 60.0,
+    wait_s: Annotated[float, typer.Option(min=1, help="Seconds to wait for the new process.")] = 60.0,
     socket: SocketOption = None,
 ) -> None:
     """Replaces the service's process: calls in flight finish, sessions and what is cached go on.
 
-    The new process is started first. If it cannot start, the old one goes on, and the exit status is 1.
+    The new process is started first. If it cannot start, the old one goes on: the command says why, with exit status
+    1.
     """
+    from kvharbor.client import DeadlineExceeded
+
     with connected(socket) as harbor:
         began_at = time.monotonic()
-        before = harbor.upgrade()
+        try:
+            before = harbor.upgrade(timeout_s=wait_s)
+        except DeadlineExceeded:
+            raise _too_late(wait_s) from None
         while True:
             now = _info(harbor)
             if now is not None and now.epoch != before.epoch:
@@ -33,10 +39,14 @@ def upgrade(
             if now is not None and now.restart_count > before.restart_count:
                 break
             if time.monotonic() - began_at > wait_s:
-                raise CommandError(f"no new process after {wait_s:g} s, the old one may go on: see the service's log")
+                raise _too_late(wait_s)
             time.sleep(_POLL_S)
     took_s = time.monotonic() - began_at
     typer.echo(f"upgraded to {now.server_version} in {took_s:.1f} s, process {now.restart_count + 1} of its epoch")
+
+
+def _too_late(wait_s: float) -> CommandError:
+    return CommandError(f"no new process after {wait_s:g} s, the old one may go on: see the service's log")
 
 
 def _info(harbor: "Harbor") -> "ServerInfo | None":

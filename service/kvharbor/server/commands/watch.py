@@ -1,14 +1,20 @@
 """`kvharbor watch`: the index of a pool and its changes, a line each."""
 
 import json
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvharbor.server.commands.options import JsonOption, PoolArgument, SocketOption, connected
+from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
-    from kvharbor.client import WatchEvent
+    from kvharbor.client import Harbor, ServerInfo, WatchEvent
+
+_POLL_S = 0.1
+_PATIENCE_S = 10.0
+"""Over TCP, where nothing tells that a service does not come back."""
 
 
 def watch(
@@ -19,10 +25,49 @@ def watch(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Follows what is published, evicted and unpinned, until interrupted or the service's process ends."""
-    with connected(socket) as harbor, harbor.find_pool(pool).watch(start_revision) as events:
-        for event in events:
-            typer.echo(json.dumps(_facts(event)) if as_json else _line(event))
+    """Follows what is published, evicted and unpinned, until interrupted.
+
+    When the service's process has been replaced, a line says so, with "restart_count" in JSON, and the whole index
+    follows again. When the service is shut down or begins anew, or the pool is dropped, it ends with exit status 1.
+    """
+    from kvharbor.client import Unavailable
+
+    with connected(socket) as harbor:
+        followed, before = harbor.find_pool(pool), harbor.server_info()
+        while True:
+            events = followed.watch(start_revision)
+            try:
+                with events:
+                    for event in events:
+                        typer.echo(json.dumps(_facts(event)) if as_json else _line(event))
+            except Unavailable:
+                start_revision = events.revision
+            now = _present(harbor)
+            if now.epoch != before.epoch:
+                raise CommandError(f"the service has begun anew, with epoch {now.epoch}: its pools are empty")
+            if now.restart_count != before.restart_count:
+                before, start_revision = now, 0
+                typer.echo(_replaced(now, as_json=as_json))
+
+
+def _present(harbor: "Harbor") -> "ServerInfo":
+    """Waits for the service's next process, if the present one has ended; raises what tells that there is none."""
+    from kvharbor.client import Unavailable
+
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        time.sleep(_POLL_S)
+        try:
+            return harbor.server_info()
+        except Unavailable:
+            if not harbor.session_id and time.monotonic() > until_s:
+                raise
+
+
+def _replaced(now: "ServerInfo", *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"restart_count": now.restart_count})
+    return "the service's process was replaced: the whole index again"
 
 
 def _facts(event: "WatchEvent") -> dict[str, object]:

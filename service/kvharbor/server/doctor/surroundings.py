@@ -1,0 +1,27 @@
+"""What the checks are about: files, environment, settings, and the arena that is wanted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvharbor.gpumem.arena import ArenaKind
+from kvharbor.server.doctor.place import Place
+from kvharbor.server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Handed to every topic. `root` is where proc, sys and dev are found.
+
+    `settings_failure` tells why the settings are the defaults and not the operator's. `socket` was named on the command
+    line, so that somebody is expected to serve there; `attach`: be a worker of that service for a moment.
+    """
+
+    root: Path
+    environment: Mapping[str, str]
+    place: Place
+    settings: Settings
+    settings_failure: str
+    arena: ArenaKind
+    socket: str | None
+    attach: bool

@@ -1,0 +1,86 @@
+"""E7 on a device: the driver takes seconds to let go of a dropped pool's memory, and nobody else waits for it.
+
+On the stub of the driver: its call releases the interpreter's lock, as those of the bindings do.
+"""
+
+import time
+from statistics import quantiles
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import cuda_stub
+from conftest import StartService
+from kvharbor.v1 import pool_service_pb2 as pools
+from raw_caller import DEADLINE_S, RawCaller
+from session_worker import SessionWorker
+from waiting import until
+
+pytestmark = pytest.mark.slow
+
+CLOSE_S = 4.0
+CALLS = 40
+PERIOD_S = 0.05
+LIMIT_S = 0.2
+
+# In a worker: the service makes a copy, and so has the pool's memory open; nothing of the session is left.
+COPY = """
+pool_id = caller.open_pool("a", block_count=8)
+one = caller.allocate(pool_id, *range(10))
+caller.commit(pool_id, one.sequence_id, 10)
+asked = raw.cache_service_pb2.ForkRequest(pool_id=pool_id, sequence_id=one.sequence_id, child_count=1)
+caller.call(caller.cache.Fork, asked)
+caller.close()
+result = pool_id
+"""
+
+
+def available(caller: RawCaller) -> int:
+    """Memory of the device that is not given to a pool."""
+    return int(caller.call(caller.pools.GetServerInfo, pools.GetServerInfoRequest()).memory_available_bytes)
+
+
+def test_e7_a_slow_close_of_device_memory_stops_nobody(start_fresh: StartService) -> None:
+    """E7: allocations in another pool of the device take less than 200 ms, a new client less than 1 s; health stays.
+
+    The pool's memory is accounted for until it is back.
+    """
+    environment = {**cuda_stub.environment([cuda_stub.new_uuid()]), "KVSTUB_SLOW": f"cuIpcCloseMemHandle:{CLOSE_S}"}
+    service = start_fresh(environment=environment, arena="cuda_ipc", cuda_runtime="driver", memory="32MiB")
+    path = str(service.socket)
+    with SessionWorker(path) as worker, RawCaller(path) as b:
+        whole = available(b)
+        pool_id = worker.run(COPY)
+        other = b.open_pool("b", block_count=CALLS)
+        health = health_pb2_grpc.HealthStub(b.channel)
+        booked = available(b)
+        dropping = b.pools.DropPool.future(pools.DropPoolRequest(pool_id=pool_id), metadata=b.metadata)
+        until(lambda: "a" not in names(b), bool)
+        latencies = []
+        for number in range(CALLS):
+            began_at = time.perf_counter()
+            b.allocate(other, number)
+            latencies.append(time.perf_counter() - began_at)
+            if number % 20 == 0:
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            time.sleep(PERIOD_S)
+        began_at = time.perf_counter()
+        with RawCaller(path) as c:
+            assert time.perf_counter() - began_at < 1
+            assert available(c) == booked
+        assert not dropping.done()
+        assert quantiles(latencies, n=100)[98] < LIMIT_S
+        dropping.result(DEADLINE_S)
+        assert available(b) == whole - (booked_by(b, other))
+
+
+def names(caller: RawCaller) -> list[str]:
+    """The pools that can be found."""
+    return [pool.name for pool in caller.call(caller.pools.ListPools, pools.ListPoolsRequest()).pools]
+
+
+def booked_by(caller: RawCaller, pool_id: str) -> int:
+    """Bytes of a pool of one part."""
+    described = caller.call(caller.pools.DescribePool, pools.DescribePoolRequest(pool_id=pool_id))
+    return int(described.pool.size_bytes)

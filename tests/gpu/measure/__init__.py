@@ -1,0 +1,1 @@
+"""What only a device can answer: `python -m gpu.measure` asks, and writes build/gpu.json."""

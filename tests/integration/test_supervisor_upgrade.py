@@ -1,0 +1,153 @@
+"""Upgrades that do not go straight: to what cannot start, and from what is not ready. And recoveries that hang."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import start_hooks
+from conftest import StartService
+from raw_caller import RawCaller
+from service_process import DEADLINE_S, ServiceProcess
+from waiting import until
+
+pytestmark = pytest.mark.slow
+GIVEN_UP = "upgrade given up: the new process does not start, the old one goes on"
+
+# Recovering a pool waits while the file "wait" is there, and stands still where "hang" is.
+SLOW_RECOVERY = """
+import os, signal, sys, time
+
+def recovered(*arguments, **named):
+    with open(os.path.join({folder!r}, "begun"), "a") as begun:
+        print(os.getpid(), file=begun)
+    if os.path.exists(os.path.join({folder!r}, "hang")):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while os.path.exists(os.path.join({folder!r}, "wait")):
+        time.sleep(0.01)
+    return recover(*arguments, **named)
+
+if "kvharbor.server.child" in sys.orig_argv:
+    from kvharbor.pool import Pool
+    recover, Pool.recovered = Pool.recovered, recovered
+"""
+
+
+class Recovering:
+    """A service with a pool, whose recoveries the test holds up."""
+
+    def __init__(self, start: StartService, folder: Path, **flags: str) -> None:
+        self._folder = folder
+        environment = start_hooks.environment(folder / "hook", SLOW_RECOVERY.format(folder=str(folder)))
+        self.service = start(environment=environment, **flags)
+        with RawCaller(str(self.service.socket)) as caller:
+            caller.open_pool("p")
+
+    def hold(self, how: str) -> None:
+        """Holds recoveries up from now on: "wait" or "hang"."""
+        (self._folder / how).touch()
+
+    def let_go(self) -> None:
+        """Lets the recovery that waits, and those to come, go on."""
+        (self._folder / "wait").unlink()
+
+    def begun(self, count: int) -> int:
+        """Waits for so many recoveries to have begun; returns the pid of the last."""
+        begun = self._folder / "begun"
+        pids = until(lambda: begun.read_text().split() if begun.exists() else [], lambda found: len(found) >= count)
+        return int(pids[-1])
+
+
+def upgrade(service: ServiceProcess) -> "subprocess.CompletedProcess[str]":
+    """Runs the command."""
+    command = [sys.executable, "-m", "kvharbor.server.cli", "upgrade", f"--socket={service.socket}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+
+
+def test_the_command_tells_at_once_why_the_new_process_does_not_start(
+    start_fresh: StartService, tmp_path: Path
+) -> None:
+    """And the next one, of settings that were corrected, does its work."""
+    config = tmp_path / "kvharbor.toml"
+    config.write_text("grace_s = 4.0\n")
+    service = start_fresh(environment={"KVHARBOR_CONFIG": str(config)})
+    config.write_text("grace_s = -1\n")
+    began_at = time.monotonic()
+    failed = upgrade(service)
+    assert time.monotonic() - began_at < DEADLINE_S
+    told = "kvharbor: the new process does not start, the old one goes on: setting grace_s (file): "
+    assert (failed.returncode, failed.stdout, failed.stderr[: len(told)]) == (1, "", told)
+    assert failed.stderr.count("\n") == 1
+    assert service.wait_for(GIVEN_UP)["cause"].startswith("setting grace_s (file): ")
+    config.write_text("grace_s = 3.0\n")
+    assert upgrade(service).returncode == 0
+    assert service.wait_for("ready", 2)["restart_count"] == 1
+
+
+def test_a_process_that_dies_without_a_word_is_told_with_its_status(start_fresh: StartService, tmp_path: Path) -> None:
+    """As one of a broken installation does; its traceback is in the service's output."""
+    code = (
+        "import os, sys\nif 'kvharbor.server.child' in sys.orig_argv and os.path.exists({flag!r}):\n    os._exit(7)\n"
+    )
+    flag = tmp_path / "broken"
+    service = start_fresh(environment=start_hooks.environment(tmp_path / "hook", code.format(flag=str(flag))))
+    flag.touch()
+    failed = upgrade(service)
+    assert failed.returncode == 1
+    assert "it ended with status 7, see the service's standard error" in failed.stderr
+    flag.unlink()
+
+
+def test_an_upgrade_waits_for_a_recovery(start_fresh: StartService, tmp_path: Path) -> None:
+    """What is being taken up is not begun anew: the process gets ready, then it makes room in good order."""
+    recovering = Recovering(start_fresh, tmp_path)
+    service = recovering.service
+    recovering.hold("wait")
+    service.kill_child()
+    recovering.begun(1)
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("upgrade waits until the process before is ready")
+    assert len(service.entries("service process ended")) == 1
+    recovering.let_go()
+    assert service.wait_for("ready", 3)["restart_count"] == 2
+    ends = [(entry["cause"], entry["status"]) for entry in service.entries("service process ended")]
+    assert ends == [("killed", -signal.SIGKILL), ("upgraded", 0)]
+
+
+def test_a_recovery_that_ends_while_an_upgrade_waits_is_followed_by_the_new_process(
+    start_fresh: StartService, tmp_path: Path
+) -> None:
+    """It was started for that, and is not started again."""
+    recovering = Recovering(start_fresh, tmp_path)
+    service = recovering.service
+    recovering.hold("wait")
+    service.kill_child()
+    first = recovering.begun(1)
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("upgrade waits until the process before is ready")
+    recovering.let_go()
+    recovering.hold("wait")
+    subprocess.run(["kill", "-9", str(first)], check=True)
+    second = recovering.begun(2)
+    recovering.let_go()
+    ready = service.wait_for("ready", 2)
+    assert (ready["pid"], ready["restart_count"]) == (second, 2)
+    assert [entry["cause"] for entry in service.entries("service process ended")] == ["killed", "killed"]
+    assert service.entries(GIVEN_UP) == []
+
+
+def test_what_hangs_every_recovery_is_dropped(start_fresh: StartService, tmp_path: Path) -> None:
+    """As a crash may come of what is kept, so may a hang before readiness: after three the start is cold."""
+    recovering = Recovering(start_fresh, tmp_path, watchdog_s="2")
+    service = recovering.service
+    recovering.hold("hang")
+    service.kill_child()
+    recovering.begun(3)
+    ready = service.wait_for("ready", 2)
+    assert (ready["epoch"] != service.wait_for("ready")["epoch"], ready["restart_count"]) == (True, 0)
+    assert [entry["cause"] for entry in service.entries("service process ended")] == ["killed", *["hung"] * 3]
+    told = "service process broke again and again: what it left is dropped, the next start is cold"
+    assert len(service.entries(told)) == 1

@@ -17,5 +17,5 @@ def attend_gathered(query: Tensor, keys: Tensor, values: Tensor, table: Tensor) 
 
 def gathered(blocks: Tensor, table: Tensor) -> Tensor:
     """Returns a copy, `[row, kv head, token, dim]`."""
-    rows = blocks.index_select(0, table.flatten()).unflatten(0, table.shape)
-    return rows.flatten(1, 2).transpose(1, 2).contiguous()
+    rows = blocks.index_select(0, table.flatten()).reshape(len(table), -1, *blocks.shape[2:])
+    return rows.transpose(1, 2).contiguous()

@@ -53,6 +53,14 @@ class DeviceWorker(Worker):
         """Keeps the device busy with stores into the scratch block."""
         raise NotImplementedError
 
+    def keep_view(self) -> None:
+        """Takes a view of the first layer of K, as an engine does once, and keeps it."""
+        raise NotImplementedError
+
+    def seen_in_kept_view(self, block: int) -> float:
+        """Returns the first number of a block, through that view."""
+        raise NotImplementedError
+
     def _let_go(self) -> None:
         self.epoch_count += 1
 
@@ -92,6 +100,12 @@ class TorchWorker(DeviceWorker):
     def keep_storing(self) -> None:
         start_kernel(self.device_mapped, Load.ONE_THREAD)
 
+    def keep_view(self) -> None:
+        self._kept = self.pool.views.torch("k", 0)
+
+    def seen_in_kept_view(self, block: int) -> float:
+        return float(self._kept[block, 0, 0, 0])
+
 
 class DriverWorker(DeviceWorker):
     """Writes by the driver, which is done when the call returns."""
@@ -111,6 +125,14 @@ class DriverWorker(DeviceWorker):
 
     def keep_storing(self) -> None:
         start_thread(self.device_mapped)
+
+    def keep_view(self) -> None:
+        self._kept_address = self.device_mapped.address
+
+    def seen_in_kept_view(self, block: int) -> float:
+        with current(self.device_mapped.device):
+            content = driver.read_bytes(self._kept_address + self.memory.descriptor.page_offset_bytes("k", 0, block), 4)
+        return float(np.frombuffer(content, np.float32)[0])
 
     def _tokens(self, sequence: PoolSequence, first_token: int, end_token: int) -> list[list[tuple[int, int]]]:
         """For each token where its elements lie, (address, bytes), in every plane and layer."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from bench.figures import seconds
 from conftest import StartService
 from gpu.conftest import Place, StartWorker
 from kvharbor.client import EpochEnded, connect
@@ -92,22 +93,29 @@ def test_e7_a_client_that_dies_at_work_on_the_device_stops_nobody(
 ) -> None:
     """E7: while its context is torn down others allocate in less than 200 ms (p99), and a new one says hello in 1 s."""
     victim, other = start_worker(service, pool_name), start_worker(service, pool_name)
+    free = other.free_block_count()
     victim.allocate("held", range(100, 132))
     victim.keep_storing()
     os.kill(victim.process.pid, signal.SIGKILL)
-    took_s = []
-    for number in range(40):
-        began_at = time.perf_counter()
-        other.allocate("one", range(1000 * number, 1000 * number + 16))
-        took_s.append(time.perf_counter() - began_at)
+    assert seconds(lambda: register(service)) < 1
+    took_s: list[float] = []
+
+    def all_given_back() -> bool:
+        took_s.append(seconds(lambda: other.allocate("one", range(16))))
         other.release("one")
-    began_at = time.perf_counter()
+        return bool(other.free_block_count() == free)
+
+    until(all_given_back)
+    assert len(took_s) > 20
+    assert statistics.quantiles(took_s, n=100, method="inclusive")[98] < 0.2
+    victim.kill()
+
+
+def register(service: ServiceProcess) -> None:
+    """A new client says hello and leaves."""
     side, answer = greeted(str(service.socket), hello())
     side.close()
     assert answer.HasField("welcome")
-    assert time.perf_counter() - began_at < 1
-    assert statistics.quantiles(took_s, n=100)[98] < 0.2
-    victim.kill()
 
 
 def test_f5_a_worker_finds_the_device_by_its_uuid(
@@ -154,6 +162,8 @@ def test_a_new_epoch_has_memory_of_its_own(place: Place, tmp_path: Path, start_w
         worker = start_worker(service, "p")
         worker.put(PROMPT, STAMPS)
         address, _, _ = worker.place()
+        if place.arena == "cuda_vmm":
+            worker.keep_view()
         service.kill()
     with started(place, tmp_path) as service:
         until_next_epoch(worker.free_block_count)
@@ -164,7 +174,10 @@ def test_a_new_epoch_has_memory_of_its_own(place: Place, tmp_path: Path, start_w
             assert (epoch_count, moved_count) == (1, 1)
         worker.put(PROMPT, STAMPS[::-1])
         reader = start_worker(service, "p")
-        assert reader.allocate("mine", PROMPT).cached_tokens == 32
+        found = reader.allocate("mine", PROMPT)
+        assert found.cached_tokens == 32
+        if place.arena == "cuda_vmm":
+            assert worker.seen_in_kept_view(found.table[0]) == STAMPS[-1]
         assert reader.read("mine", 0, 32) == STAMPS[::-1][:32]
         service.stop()
 

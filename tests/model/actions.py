@@ -53,8 +53,10 @@ ACTIONS = [
             "salt": [b"", b"", b"", b"s"],
             "request_id": ["", "", "a", "f/1"],
             "group": GROUPS,
+            "waits": YES_OR_NO,
         },
     ),
+    Action("look_again", 3, lambda world: world.waiting, {"which": WHICH, "stays": [True, True, False]}),
     Action("extend", 2, lambda world: world.callable(), {"which": WHICH, "more": range(7)}),
     Action(
         "compute_and_commit",
@@ -126,4 +128,5 @@ def config(block_count: int, slice_blocks: int, min_reuse_tokens: int, policy: s
         warm_budget_ratio=0.5,
         slice_blocks=slice_blocks,
         policy=policy,
+        history=True,
     )

@@ -147,6 +147,7 @@ class Crossing(Interleaving):
 
     def expire(self) -> None:
         self.now += 1
+        self.pool.tell_time(self.now)
         given = self.harbour.given
         for token in [token for token, (_, expires_at, _) in given.items() if expires_at <= self.now]:
             del given[token]
@@ -216,6 +217,8 @@ class Crossing(Interleaving):
         assert stats.free_block_count == stats.total_block_count
         assert (stats.sequence_count, stats.pin_count, stats.warm_budget_used_block_count) == (0, 0, 0)
         assert not any(one.committed_block_count or one.sequence_count for one in stats.tenants)
+        assert all(awaited.moved for awaited in self.waiting), "[W3] somebody waits for nobody"
         left = (state.namespaces, state.sessions, state.handoffs, state.pins, state.in_flight, state.ending_pins)
-        assert [len(one) for one in (*left, state.blocks.canonical)] == [0] * 7
+        flights = (state.writers.by_key, state.awaiting.by_key)
+        assert [len(one) for one in (*left, *flights, state.blocks.canonical)] == [0] * 9
         assert state.claimed == 0

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 from workers import Harbour, Reader, Running, Worker, extra_keys
 
-from kvharbor.pool import Commit, Committed, Extension, Ledger, Pool, PoolConfig, Prompt, SequenceView
+from kvharbor.pool import (
+    Awaited,
+    Commit,
+    Committed,
+    Extension,
+    Ledger,
+    Outlook,
+    Pool,
+    PoolConfig,
+    Prompt,
+    SequenceView,
+)
 from kvharbor.pool.errors import PoolExhausted, RequestIdReused, RequestTooLarge, SequenceBusy
 from kvharbor.pool.steps import Steps, finish
 
@@ -36,6 +47,7 @@ class Interleaving:
         self.now = 0.0
         self.session_count = self.handoff_count = 0
         self.operator: Running | None = None
+        self.waiting: list[Awaited] = []
         for _ in TENANTS:
             self.open_session()
 
@@ -140,6 +152,7 @@ class Interleaving:
         salt: bytes,
         request_id: str,
         group: str,
+        waits: bool = False,
     ) -> None:
         worker = self.idle()[which % len(self.idle())]
         extras = {offset: value for offset, value in extras.items() if offset < len(tokens)}
@@ -147,7 +160,10 @@ class Interleaving:
         asked = (tokens, extras, reserve, most, salt, group)
         known = next((one for one in worker.readers.values() if request_id and one.request_id == request_id), None)
 
-        def ended(view: SequenceView) -> None:
+        def ended(view: SequenceView | Awaited) -> None:
+            if isinstance(view, Awaited):
+                self.waiting.append(view)
+                return
             if known is not None:
                 assert known.asked == asked, "[G4] another request was taken for a retry"
                 assert (view.number, list(view.block_ids)) == (known.number, known.table)
@@ -157,7 +173,7 @@ class Interleaving:
             assert view.cached_tokens <= (len(tokens) - 1 if most is None else most)
             worker.readers[view.number] = self.harbour.reader(view, fresh)
 
-        steps = self.pool.allocate(
+        steps = (self.pool.allocate_unless_pending if waits else self.pool.allocate)(
             worker.session,
             Prompt(encode(tokens), extra_keys(extras), salt=salt),
             reserve_tokens=reserve,
@@ -166,6 +182,15 @@ class Interleaving:
             group=group,
         )
         self.begin(worker, steps, ended, (*FULL, RequestIdReused))
+
+    def look_again(self, which: int, stays: bool) -> None:
+        """A waiter looks again, whether it was told to or not, or leaves."""
+        awaited = self.waiting.pop(which % len(self.waiting))
+        if not stays:
+            self.pool.stop_waiting(awaited)
+        elif self.pool.look_again(awaited) is Outlook.PENDING:
+            self.waiting.append(awaited)
+        self.harbour.check()
 
     def extend(self, which: int, more: int) -> None:
         worker, reader = self.callable()[which % len(self.callable())]

@@ -26,6 +26,7 @@ class NaiveSequence:
     cached: int
     committed: int
     shadows: set[int] = field(default_factory=set)
+    progress_at: float = 0.0
 
 
 class NaivePool:
@@ -40,6 +41,7 @@ class NaivePool:
         self.sequences: list[NaiveSequence] = []
         self.lost: list[NaiveSequence] = []
         self.evicted = 0
+        self.now = 0.0
 
     # What there is
 
@@ -78,6 +80,19 @@ class NaivePool:
                 return len(chunks) - 1
         return len(chunks)
 
+    def computing(self, namespace: str, tokens: list[int], block: int) -> list[NaiveSequence]:
+        """Live sequences whose first uncommitted block is this one of a prompt, behind the same prefix."""
+        end = (block + 1) * self.block_tokens
+        return [
+            one
+            for one in self.sequences
+            if (one.namespace, one.committed, one.tokens[:end]) == (namespace, block, tokens[:end])
+            and len(tokens) >= end
+        ]
+
+    def is_writer(self, sequence: NaiveSequence) -> bool:
+        return len(sequence.tokens) // self.block_tokens > sequence.committed
+
     # What changes
 
     def take(self, fresh: int, protected: list[Path]) -> None:
@@ -113,6 +128,7 @@ class NaivePool:
         self.take(block_count - matched, paths)
         for path in paths:
             self.hold(path)
+        sequence.progress_at = self.now
         self.sequences.append(sequence)
         return sequence
 
@@ -123,8 +139,11 @@ class NaivePool:
 
     def commit(self, sequence: NaiveSequence, computed: int, new_tokens: list[int]) -> list[int]:
         """Returns the positions that became shadows."""
+        was_writer, before = self.is_writer(sequence), sequence.computed
         sequence.tokens += new_tokens
         sequence.computed = computed
+        if computed > before or (self.is_writer(sequence) and not was_writer):
+            sequence.progress_at = self.now
         shadows = []
         for block in range(sequence.committed, computed // self.block_tokens):
             path = self.path(sequence, block)
@@ -153,6 +172,7 @@ class NaivePool:
                 sequence.computed,
                 sequence.computed,
                 sequence.committed,
+                progress_at=self.now,
             )
             for block in range(child.committed):
                 self.hold(self.path(child, block))
@@ -168,7 +188,7 @@ class NaivePool:
     def adopt(self, sequence: NaiveSequence, session: int) -> None:
         """Moves a sequence to a session, as its latest: a session gives back in order of arrival."""
         self.sequences.remove(sequence)
-        sequence.session = session
+        sequence.session, sequence.progress_at = session, self.now
         self.sequences.append(sequence)
 
     def lose(self, session: int) -> None:

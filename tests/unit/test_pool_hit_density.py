@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from calls import allocate, cache, new_pool, present, release, span
+from calls import allocate, cache, new_pool, present, prompt, publish, release, span
 
 from kvharbor.pool import Pool
 from kvharbor.pool.hit_density import HitDensity
@@ -97,6 +97,56 @@ def test_what_it_remembers_is_bounded() -> None:
     assert len(policy) + pool.stats().free_block_count == 64
     assert not policy._waiting
     assert not policy._waits_for
+
+
+@pytest.mark.parametrize("block_count", [1, 500, 1_023, 1_024, 100_000, 1_000_000])
+def test_the_sample_is_small_in_a_pool_of_any_size(block_count: int) -> None:
+    """Of all that is published until a content is forgotten, at most about 8,192 are followed, and not too few."""
+    published_count = 8 * block_count
+    followed_count = published_count / (ReuseTimes(block_count, MAX_USES).sample_mask + 1)
+    assert min(published_count, 4_096) <= followed_count < 8_192
+
+
+def test_a_chain_as_long_as_the_pool_waits_in_several_steps() -> None:
+    """[G9] Its leaf alone is worth keeping, so all others come up first: no step of an operation goes through them."""
+    pool = new_auto(5_001)
+    policy = policy_of(pool)
+    stem, leaf = chain(1, 5_000), chain(99_001, 1)
+    cache(pool, stem)
+    view = publish(pool, [*stem, *leaf])
+    release(pool, view)
+    policy._reuse.density[0] = [1.0] * AGES
+    steps = pool.allocate(2, prompt(chain(70_001, 2)))
+    waiting_counts = [len(policy._waits_for) for _ in steps]
+    assert waiting_counts == [1_024, 2_048, 3_072, 4_096]
+    assert present(pool, [*stem, *leaf]) == 4 * 4_999
+    pool.check_invariants()
+
+
+def test_a_parent_of_many_is_not_looked_at_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for one child after the other, and is in no queue until the last is gone [P2]."""
+    pool = new_auto(300)
+    policy = policy_of(pool)
+    children = [[*chain(1, 1), *chain(1_000 * (number + 1), 1)] for number in range(100)]
+    for child in children:
+        cache(pool, child)
+    for number, child in enumerate(reversed(children)):
+        # The latest child first, each at a time of its own: the order in which each is the one waited for.
+        release(pool, allocate(pool, child, most=8))
+        cache(pool, chain(500_000 + 4 * number, 1))
+    policy._reuse.density[0] = policy._reuse.density[1] = [1.0] * AGES
+    waits: list[int] = []
+
+    def wait(block: int, child: int) -> None:
+        waits.append(block)
+        HitDensity._wait(policy, block, child)
+
+    monkeypatch.setattr(policy, "_wait", wait)
+    victims = policy.pop_many(201)
+    assert len(waits) == 1
+    parents = pool._state.tree.parent
+    last_child = max(place for place, block in enumerate(victims) if parents[block] == waits[0])
+    assert victims.index(waits[0]) > last_child
 
 
 def test_uses_are_remembered_for_a_while() -> None:

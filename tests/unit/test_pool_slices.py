@@ -5,7 +5,7 @@ from typing import TypeVar
 import pytest
 from calls import allocate, cache, classes, commit, encode, new_pool, present, prompt, release, span
 
-from kvharbor.pool import Commit, ExtraKey, Pool, Presence
+from kvharbor.pool import Commit, ExtraKey, MissKind, Pool, Presence
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.steps import Steps, finish
 
@@ -140,8 +140,8 @@ def test_a_deferred_sequence_can_fork_and_change_hands() -> None:
 
 
 def test_a_lookup_stops_where_its_chain_was_cut() -> None:
-    """Nothing is held, so what lies behind an evicted block is not told."""
-    pool = new_pool(8, slice_blocks=1)
+    """Nothing is held, so what lies behind an evicted block is not told, but that it was evicted."""
+    pool = new_pool(8, slice_blocks=1, history=True)
     cache(pool, span(1, 16))
     looking = pool.lookup("t", prompt(span(1, 16)))
     next(looking)
@@ -150,7 +150,9 @@ def test_a_lookup_stops_where_its_chain_was_cut() -> None:
     cache(pool, span(1, 16))
     with pytest.raises(StopIteration) as ended:
         next(looking)
-    assert ended.value.value == Presence(8, 8)
+    presence = ended.value.value
+    assert presence == Presence(8, 8, presence.miss)
+    assert presence.miss.kind is MissKind.EVICTED
 
 
 def test_an_eviction_spares_what_is_held_or_grows_meanwhile() -> None:

@@ -1,8 +1,12 @@
 """Cache policy: blocks, prefix tree, eviction, sequences, sessions. Synchronous, no I/O, no clock."""
 
+from kvharbor.pool.awaiting import Awaited as Awaited
+from kvharbor.pool.awaiting import Outlook as Outlook
 from kvharbor.pool.digest import ExtraKey as ExtraKey
 from kvharbor.pool.ledger import Ledger as Ledger
 from kvharbor.pool.ledger import ledger_bytes as ledger_bytes
+from kvharbor.pool.misses import Miss as Miss
+from kvharbor.pool.misses import MissKind as MissKind
 from kvharbor.pool.policies import POLICIES as POLICIES
 from kvharbor.pool.pool import Pool as Pool
 from kvharbor.pool.results import (
@@ -28,6 +32,9 @@ from kvharbor.pool.results import (
 )
 from kvharbor.pool.results import (
     Holding as Holding,
+)
+from kvharbor.pool.results import (
+    Pending as Pending,
 )
 from kvharbor.pool.results import (
     PinView as PinView,
@@ -61,3 +68,5 @@ from kvharbor.pool.results import (
 )
 from kvharbor.pool.stats import PoolStats as PoolStats
 from kvharbor.pool.stats import TenantStats as TenantStats
+from kvharbor.pool.stats import Times as Times
+from kvharbor.pool.stats import TrafficStats as TrafficStats

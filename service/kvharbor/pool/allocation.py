@@ -1,4 +1,4 @@
-"""Allocate, Extend and Lookup: match what is there, admit from counters, fill the table.
+"""Allocate and Extend: match what is there, admit from counters, fill the table.
 
 In slices: the match holds what it finds as it goes, and a refusal undoes that; one step admits and claims
 room; filling follows and cannot fail. Matched blocks are held before anything is evicted and never count as
@@ -6,16 +6,53 @@ available, so no eviction can hit the sequence's own prefix.
 """
 
 from array import array
+from dataclasses import replace
 
-from kvharbor.pool import validate
+from kvharbor.pool import explain, validate
+from kvharbor.pool.awaiting import Awaited
 from kvharbor.pool.errors import CursorOutOfRange, RequestIdReused, RequestTooLarge
-from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.release import take_down
-from kvharbor.pool.results import Extension, Presence, Prompt, SequenceView
+from kvharbor.pool.results import Extension, Pending, Prompt, SequenceView
 from kvharbor.pool.sequence import Fingerprint, Sequence
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
+
+
+class _ComputedElsewhere(Exception):
+    """Undoes a match whose next block another session is computing."""
+
+    def __init__(self, awaited: Awaited) -> None:
+        super().__init__()
+        self.awaited = awaited
+
+
+def allocate_unless_pending(
+    state: State,
+    session: int,
+    prompt: Prompt,
+    *,
+    reserve_tokens: int,
+    max_cached_tokens: int | None,
+    request_id: str,
+    group: str,
+) -> Steps[SequenceView | Awaited]:
+    """Allocates, or begins to wait for what another session is computing of the prompt; then it holds nothing [W4]."""
+    try:
+        view: SequenceView = yield from allocate(
+            state,
+            session,
+            prompt,
+            reserve_tokens=reserve_tokens,
+            max_cached_tokens=max_cached_tokens,
+            request_id=request_id,
+            group=group,
+            waits=True,
+        )
+    except _ComputedElsewhere as elsewhere:
+        state.counters.pending_wait_count += 1
+        return elsewhere.awaited
+    return view
 
 
 def allocate(
@@ -27,6 +64,7 @@ def allocate(
     max_cached_tokens: int | None,
     request_id: str,
     group: str,
+    waits: bool = False,
 ) -> Steps[SequenceView]:
     """Matches, holds and reserves. Nothing stays held or evicted on failure."""
     token_count = validate.prompt(prompt)
@@ -65,7 +103,7 @@ def allocate(
         committed_blocks=0,
         extras=_extras(prompt, block_tokens),
     )
-    yield from admit(state, sequence, prompt.token_ids, reusable // block_tokens, block_count)
+    pending = yield from admit(state, sequence, prompt.token_ids, reusable // block_tokens, block_count, waits=waits)
     sequence.number = owner.take_number()
     owner.add(sequence)
     state.in_flight.discard(sequence)
@@ -79,35 +117,56 @@ def allocate(
         counters.hit_count += 1
         counters.reused_token_count += sequence.cached_tokens
         tenant.reused_token_count += sequence.cached_tokens
-    return state.view(sequence)
+    view = state.view(sequence)
+    return view if pending is None else replace(view, pending=pending)
 
 
-def admit(state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int) -> Steps[None]:
+def admit(
+    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int, *, waits: bool
+) -> Steps[Pending | None]:
     """Gives a new sequence its matched prefix and its fresh blocks, or undoes everything and raises.
 
-    The sequence is in `in_flight` on return, for the caller to put in its place.
+    The sequence is in `in_flight` on return, for the caller to put in its place. What is pending of its prompt is told
+    as of the slice that admits it, which also enters it among the writers.
     """
     state.in_flight.add(sequence)
     try:
-        yield from _match_and_claim(state, sequence, token_ids, reusable_blocks, block_count)
+        yield from _match_and_claim(state, sequence, token_ids, reusable_blocks, block_count, waits=waits)
     except BaseException:
         # GeneratorExit too: the caller went away while the match was held.
         take_down(state, sequence)
         raise
     sequence.tail = bytearray(token_ids[4 * state.block_tokens * len(sequence.table) :])
     sequence.cached_tokens = sequence.computed_tokens = len(sequence.table) * state.block_tokens
+    state.writers.place(sequence, state.now)
+    pending = state.writers.pending(sequence, reusable_blocks, state.now)
     yield from state.fill(sequence, block_count - len(sequence.table))
+    return pending
 
 
 def _match_and_claim(
-    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int
+    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int, *, waits: bool
 ) -> Steps[None]:
     run = yield from hold_match(state, sequence, token_ids, reusable_blocks)
-    matched_tokens = (len(sequence.table) + len(run)) * state.block_tokens
-    if matched_tokens < state.config.min_reuse_tokens:
+    matched = len(sequence.table) + len(run)
+    if waits:
+        awaited = state.writers.wait(
+            sequence.session,
+            token_ids,
+            sequence.extras,
+            depth=matched,
+            reusable_blocks=reusable_blocks,
+            node=run[-1] if run else sequence.chain_node,
+            now=state.now,
+        )
+        if awaited is not None:
+            raise _ComputedElsewhere(awaited)
+    if matched * state.block_tokens < state.config.min_reuse_tokens:
         run = []
         _drop_match(state, sequence)
     claim_run(state, sequence, run, block_count - len(sequence.table) - len(run))
+    if state.history is not None:
+        sequence.miss = explain.end_of_match(state, state.history, sequence, token_ids, matched, reusable_blocks)
 
 
 def hold_match(state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int) -> Steps[list[int]]:
@@ -138,6 +197,8 @@ def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> N
     state.claimed += fresh
     state.revision += 1
     if run:
+        if state.history is not None:
+            state.history.traffic.matched(run, state.now)
         sequence.table += run
         sequence.committed_blocks = len(sequence.table)
         sequence.chain_node = run[-1]
@@ -183,41 +244,6 @@ def extend(
         array("Q", [generation[block] for block in added]),
         len(sequence.table) * state.block_tokens,
     )
-
-
-def lookup(state: State, tenant: str, prompt: Prompt, max_cached_tokens: int | None) -> Steps[Presence]:
-    """Tells what is there; holds nothing and changes no recency."""
-    token_count = validate.prompt(prompt)
-    reusable = reusable_tokens(token_count, max_cached_tokens)
-    block_tokens = state.block_tokens
-    namespace = state.namespaces.find(tenant, prompt.version, prompt.adapter, prompt.salt)
-    present = 0
-    if namespace is not None:
-        present = yield from _present_blocks(state, namespace, prompt, token_count // block_tokens)
-    cached = min(present, reusable // block_tokens) * block_tokens
-    if cached < state.config.min_reuse_tokens:
-        cached = 0
-    return Presence(present * block_tokens, cached)
-
-
-def _present_blocks(state: State, namespace: Namespace, prompt: Prompt, block_count: int) -> Steps[int]:
-    extras = _extras(prompt, state.block_tokens)
-    generation = state.blocks.generation
-    node, present = namespace.root, 0
-    while True:
-        end = min(block_count, present + state.slice_blocks)
-        run = state.tree.match(node, prompt.token_ids, extras, present, end)
-        if run:
-            node = run[-1]
-        complete = len(run) < end - present or end == block_count
-        present += len(run)
-        if complete:
-            return present
-        seen = generation[node]
-        yield
-        # Nothing is held: if the chain was cut here meanwhile, what follows cannot be told any more.
-        if generation[node] != seen:
-            return present
 
 
 def reusable_tokens(token_count: int, max_cached_tokens: int | None) -> int:

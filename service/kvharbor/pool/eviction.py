@@ -28,7 +28,8 @@ class EvictionPolicy(Protocol):
     def pop_many(self, block_count: int) -> list[int]:
         """Removes and returns the blocks to evict next, children before parents.
 
-        The caller has checked that so many are there, and takes them out of the tree at once.
+        The caller has checked that so many are there, and takes them out of the tree at once. They may be fewer, even
+        none, where it takes long to find them: a later call goes on from there.
         """
         ...
 

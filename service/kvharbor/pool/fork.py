@@ -93,6 +93,7 @@ def fork(
         copies += zip(source.table[shared:written], child.table[shared:written], strict=True)
         children.append(child.number)
         owner.add(child)
+        state.writers.place(child, state.now)
         state.in_flight.discard(child)
         if len(children) * block_count // state.slice_blocks > index * block_count // state.slice_blocks:
             yield

@@ -13,7 +13,7 @@ Time is the number of blocks published so far: it stands still while everything 
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -24,12 +24,15 @@ from kvharbor.pool.use_counts import MAX_USES, UseCounts
 
 _NOWHERE: Final = 255
 _WAITING: Final = 254
+_PATIENCE: Final = 1024
+"""So many blocks are told to wait in one step, at most: a chain may be as long as the pool."""
 
 
 class HitDensity:
     """An EvictionPolicy. O(1) a block, amortised; about 25 bytes a block, and a bounded sample of what was evicted.
 
-    A block whose turn comes while it has cached children waits for one of them, and has its turn right after it [P2].
+    A block whose turn comes while it has cached children waits for them, and then stands in front of the queue that the
+    last of them stood in [P2].
     """
 
     def __init__(self, block_count: int, tree: PrefixTree) -> None:
@@ -94,22 +97,26 @@ class HitDensity:
     def pop_many(self, block_count: int) -> list[int]:
         """As EvictionPolicy says."""
         victims: dict[int, None] = {}
-        child_but = self._tree.child_but
-        while len(victims) < block_count:
+        child_but, waiting = self._tree.child_but, self._waiting
+        patience = _PATIENCE
+        while patience and len(victims) < block_count:
             kind = self._poorest()
             queue = self._queues[kind]
             released_at = next(iter(queue.values()))
             run = []
-            # All that were released at a time are worth the same.
+            # All that were released at a time are worth the same, until a parent is let in.
             for block, time in islice(queue.items(), block_count - len(victims)):
                 child = child_but(block, victims)
                 if time != released_at or child != NO_BLOCK:
                     break
                 victims[block] = None
                 run.append(block)
-            self._evict(run, kind)
+                if block in waiting:
+                    break
+            self._evict(run, kind, victims)
             if not run:
                 self._wait(block, child)
+                patience -= 1
         return list(victims)
 
     def __len__(self) -> int:
@@ -134,7 +141,7 @@ class HitDensity:
         ]
         return min(ranked)[2]
 
-    def _evict(self, blocks: list[int], kind: int) -> None:
+    def _evict(self, blocks: list[int], kind: int, victims: Container[int]) -> None:
         """Takes out blocks of one queue that are evicted; parents that waited for them are next in it."""
         queue, place = self._queues[kind], self._place
         for block in blocks:
@@ -143,7 +150,7 @@ class HitDensity:
         self._counts.remember([self._content[block] for block in blocks], [self._uses[block] for block in blocks])
         if self._waiting:
             for block in blocks:
-                self._let_parent_in(block, kind)
+                self._let_parent_in(block, kind, victims)
 
     def _wait(self, block: int, child: int) -> None:
         self._waits_for[block] = child, self._queues[self._place[block]].pop(block)
@@ -160,13 +167,24 @@ class HitDensity:
         else:
             del self._queues[kind][block]
         if self._waiting:
-            self._let_parent_in(block, self._uses[block] - 1)
+            self._let_parent_in(block, self._uses[block] - 1, ())
 
-    def _let_parent_in(self, block: int, kind: int) -> None:
-        """Puts the parent that waited for a block, if any, where its turn comes next."""
+    def _let_parent_in(self, block: int, kind: int, victims: Container[int]) -> None:
+        """Puts the parent that waited for a block, if any, in front of a queue, or lets it wait for the next child.
+
+        Those that come before the block among the children are gone: it was the first, and has got no sibling since,
+        as a parent that gets a child is held.
+        """
         parent = self._waiting.pop(block, None)
-        if parent is not None:
-            queue = self._queues[kind]
-            _, queue[parent] = self._waits_for.pop(parent)
-            queue.move_to_end(parent, last=False)
-            self._place[parent] = kind
+        if parent is None:
+            return
+        _, released_at = self._waits_for.pop(parent)
+        sibling = self._tree.sibling_but(block, victims)
+        if sibling != NO_BLOCK:
+            self._waits_for[parent] = sibling, released_at
+            self._waiting[sibling] = parent
+            return
+        queue = self._queues[kind]
+        queue[parent] = released_at
+        queue.move_to_end(parent, last=False)
+        self._place[parent] = kind

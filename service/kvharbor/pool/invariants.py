@@ -12,6 +12,7 @@ from kvharbor.pool.errors import InvariantViolation
 from kvharbor.pool.ledger_check import check_ledger
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
+from kvharbor.pool.writers_check import check_writers
 
 
 def check_invariants(state: State) -> None:
@@ -26,6 +27,7 @@ def check_invariants(state: State) -> None:
     _check_promises(state, sequences)
     _check_registers(state, sequences)
     check_ledger(state, sequences)
+    check_writers(state, sequences)
 
 
 def _fail(rule: str, detail: str) -> NoReturn:

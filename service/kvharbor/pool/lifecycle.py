@@ -31,6 +31,7 @@ def end_session(state: State, session: int) -> Steps[None]:
     owner = state.sessions[session]
     owner.ended = True
     for sequence in list(owner.sequences.values()):
+        state.writers.remove(sequence)
         doomed = state.private_blocks(sequence)
         for start in range(0, len(doomed), state.slice_blocks):
             state.blocks.quarantine(doomed[start : start + state.slice_blocks])

@@ -6,6 +6,7 @@ the cell is there before the first block's word, and goes after the last one's.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kvharbor.pool.cells import NO_CELL, CellKind, Cells
@@ -15,6 +16,9 @@ from kvharbor.pool.digest import join_fields, namespace_digest, split_fields
 FIRST_ROOT: Final = 1 << 40
 NO_BLOCK: Final = -1
 
+NamespaceKey = tuple[str, str, str, bytes]
+"""Tenant, version, adapter and salt."""
+
 
 @dataclass(slots=True, eq=False)
 class Namespace:
@@ -22,7 +26,7 @@ class Namespace:
 
     root: int
     tenant: str
-    key: tuple[str, str, str, bytes]
+    key: NamespaceKey
     digest: bytes
     first_child: int = NO_BLOCK
     block_count: int = 0
@@ -36,8 +40,10 @@ class Namespaces:
     def __init__(self, identity: bytes, cells: Cells) -> None:
         self._identity = identity
         self._cells = cells
-        self._by_key: dict[tuple[str, str, str, bytes], Namespace] = {}
+        self._by_key: dict[NamespaceKey, Namespace] = {}
         self._by_root: dict[int, Namespace] = {}
+        # In the order of their making.
+        self._by_tenant: dict[str, dict[int, Namespace]] = {}
         self._next_root = FIRST_ROOT
 
     def __len__(self) -> int:
@@ -49,6 +55,14 @@ class Namespaces:
     def find(self, tenant: str, version: str, adapter: str, salt: bytes) -> Namespace | None:
         """Returns the namespace, or None if nothing is in it: then nothing can match."""
         return self._by_key.get((tenant, version, adapter, salt))
+
+    def latest_of(self, tenant: str, most: int) -> Iterator[Namespace]:
+        """Yields a tenant's namespaces, those made last first."""
+        return islice(reversed(self._by_tenant.get(tenant, {}).values()), most)
+
+    def digest_of(self, key: NamespaceKey) -> bytes:
+        """Names a namespace, whether it is there or not."""
+        return namespace_digest(key[0], self._identity, *key[1:])
 
     def use(self, tenant: str, version: str, adapter: str, salt: bytes) -> Namespace:
         """Returns the namespace, made if need be, with one user more; the caller calls `disuse` once."""
@@ -86,14 +100,18 @@ class Namespaces:
             if not namespace.user_count:
                 del self._by_key[namespace.key]
                 del self._by_root[namespace.root]
+                own = self._by_tenant[namespace.tenant]
+                del own[namespace.root]
+                if not own:
+                    del self._by_tenant[namespace.tenant]
 
     def of_root(self, root: int) -> Namespace:
         """Returns the namespace of a root node."""
         return self._by_root[root]
 
-    def _make(self, root: int, key: tuple[str, str, str, bytes]) -> Namespace:
-        digest = namespace_digest(key[0], self._identity, key[1], key[2], key[3])
-        namespace = Namespace(root=root, tenant=key[0], key=key, digest=digest)
+    def _make(self, root: int, key: NamespaceKey) -> Namespace:
+        namespace = Namespace(root=root, tenant=key[0], key=key, digest=self.digest_of(key))
         self._next_root = max(self._next_root, root + 1)
         self._by_key[key] = self._by_root[root] = namespace
+        self._by_tenant.setdefault(key[0], {})[root] = namespace
         return namespace

@@ -4,7 +4,7 @@ One owner calls it. Operations that can be long are `Steps`; drive each to its e
 one session. Every refusal is a `PoolError` and has changed nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -13,6 +13,7 @@ from kvharbor.pool import (
     fork,
     handoff,
     lifecycle,
+    lookup,
     publication,
     recovery,
     release,
@@ -21,6 +22,7 @@ from kvharbor.pool import (
     validate,
     warm,
 )
+from kvharbor.pool.awaiting import Awaited, Outlook
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored, Event
 from kvharbor.pool.invariants import check_invariants
@@ -48,6 +50,9 @@ from kvharbor.pool.snapshot import IndexCopy
 from kvharbor.pool.state import State
 from kvharbor.pool.stats import PoolStats, TenantStats
 from kvharbor.pool.steps import Steps
+from kvharbor.pool.traffic import Traffic
+
+_NO_TRAFFIC = Traffic().stats()
 
 
 class Pool:
@@ -156,6 +161,45 @@ class Pool:
             group=group,
         )
 
+    def allocate_unless_pending(
+        self,
+        session: int,
+        prompt: Prompt,
+        *,
+        reserve_tokens: int = 0,
+        max_cached_tokens: int | None = None,
+        request_id: str = "",
+        group: str = "",
+    ) -> Steps[SequenceView | Awaited]:
+        """Allocates as `allocate` does, or begins to wait for what another session is computing of the prompt [W3].
+
+        A waiter holds nothing. When `drain_moved` has it, or at its `stalls_at`, let it `look_again`; if it does so no
+        more, `stop_waiting`.
+        """
+        return allocation.allocate_unless_pending(
+            self._state,
+            session,
+            prompt,
+            reserve_tokens=reserve_tokens,
+            max_cached_tokens=max_cached_tokens,
+            request_id=request_id,
+            group=group,
+        )
+
+    def look_again(self, awaited: Awaited) -> Outlook:
+        """Tells whether a waiter goes on waiting, as of the time that was told last."""
+        outlook = self._state.writers.look_again(awaited, self._state.now)
+        self._state.counters.takeover_count += outlook is Outlook.ABANDONED
+        return outlook
+
+    def stop_waiting(self, awaited: Awaited) -> None:
+        """Ends a wait; repeating it is nothing."""
+        self._state.awaiting.discard(awaited)
+
+    def drain_moved(self) -> list[Awaited]:
+        """Returns the waiters that should look again since the last call, in order of arrival at each block."""
+        return self._state.awaiting.drain()
+
     def extend(
         self, session: int, number: int, capacity_tokens: int, known_block_count: int | None = None
     ) -> Steps[Extension]:
@@ -205,6 +249,15 @@ class Pool:
     def adopt(self, session: int, token: str, *, request_id: str = "", group: str = "") -> Adopted:
         """Takes a handed-off sequence; raises HandoffNotFound, RequestIdReused."""
         return handoff.adopt(self._state, session, token, request_id=request_id, group=group)
+
+    def tell_end(self, session: int, number: int, tell: Callable[[int], None]) -> None:
+        """Has `tell` called, once, with the count of a sequence's tokens when it ends, whoever has it by then.
+
+        The first one stays, and it calls nothing of the pool. Nothing is told of a sequence that is gone already.
+        """
+        sequence = self._state.session(session).sequences.get(number)
+        if sequence is not None and sequence.tell_end is None:
+            sequence.tell_end = tell
 
     def release(self, session: int, number: int) -> Steps[int]:
         """Ends a sequence; returns 0 if it had ended already."""
@@ -259,7 +312,7 @@ class Pool:
 
     def lookup(self, tenant: str, prompt: Prompt, max_cached_tokens: int | None = None) -> Steps[Presence]:
         """Tells what is there; changes nothing."""
-        return allocation.lookup(self._state, tenant, prompt, max_cached_tokens)
+        return lookup.lookup(self._state, tenant, prompt, max_cached_tokens)
 
     def evict_block(self, block_id: int, generation: int, tenant: str | None = None) -> Steps[int]:
         """Removes a block and all below it; raises BlockNotFound (also for another tenant's), BlockHeld."""
@@ -270,6 +323,13 @@ class Pool:
         return removal.evict_unheld(self._state)
 
     # Time
+
+    def tell_time(self, now: float) -> None:
+        """Sets the time, by the caller's monotonic clock: for what the pool tells, and for who waits for a writer."""
+        state = self._state
+        if state.history is not None and not state.now:
+            state.history.evicted.begin(now)
+        state.now = now
 
     def next_deadline(self) -> float | None:
         """Returns when `expire` has something to do next, by the caller's monotonic clock."""
@@ -332,6 +392,7 @@ class Pool:
                 )
                 for tenant, one in sorted(state.tenants.items())
             ),
+            traffic=_NO_TRAFFIC if state.history is None else state.history.traffic.stats(),
         )
 
     def _sequence_count(self) -> int:

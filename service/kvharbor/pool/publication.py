@@ -35,7 +35,9 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
                 sequence.extras[block] = sequence.extras.get(block, b"") + extra
         sequence.tail += asked.new_token_ids
         sequence.token_count += new_count
-    sequence.computed_tokens = max(sequence.computed_tokens, asked.computed_tokens)
+    if asked.computed_tokens > sequence.computed_tokens:
+        sequence.computed_tokens = asked.computed_tokens
+        state.writers.note_progress(sequence, state.now)
     shadows = yield from publish(state, sequence)
     if is_repeat:
         shadows = shadows_of(state, sequence)
@@ -46,6 +48,8 @@ def publish(state: State, sequence: Sequence) -> Steps[list[Shadow]]:
     """Publishes every block that is full of computed tokens; returns those that became shadows."""
     shadows: list[Shadow] = []
     full_blocks = sequence.computed_tokens // state.block_tokens
+    if sequence.committed_blocks >= full_blocks:
+        state.writers.place(sequence, state.now)  # its tokens may have become more
     while sequence.committed_blocks < full_blocks:
         wanted = min(full_blocks, sequence.committed_blocks + state.slice_blocks)
         _publish(state, sequence, wanted, shadows)
@@ -158,9 +162,14 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
         digests = state.tree.insert_chain(own, sequence.chain_node, contents[done:], sequence.namespace)
         if digests:
             published = own[: len(digests)]
-            _record(state, sequence, published, state.tree.keys(published), digests)
+            keys = state.tree.keys(published)
+            _record(state, sequence, published, keys, digests)
+            if state.awaiting.by_key:
+                state.awaiting.move(keys)
             state.blocks.commit(published)
             state.blocks.evictable.publish_many(published, digests)
+            if state.history is not None:
+                state.history.traffic.published(published, digests, state.now)
             _announce(state, sequence, published, digests)
             _advance(state, sequence, published)
         else:
@@ -180,6 +189,7 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
     if sequence.extras:
         for position in published_blocks:
             sequence.extras.pop(position, None)
+    state.writers.place(sequence, state.now)
 
 
 def _record(state: State, sequence: Sequence, chain: list[int], keys: list[bytes], digests: list[bytes]) -> None:

@@ -68,6 +68,9 @@ def detach(state: State, owner: Session, sequence: Sequence) -> None:
 
 def finish_release(state: State, sequence: Sequence) -> Steps[None]:
     """Gives back the blocks of a sequence that is in `in_flight`; cannot fail."""
+    if sequence.tell_end is not None:
+        sequence.tell_end(sequence.token_count)
+    state.writers.remove(sequence)
     end_promise(state, sequence)
     state.tenant(sequence.namespace.tenant).sequence_count -= 1
     while len(sequence.table) > state.slice_blocks:

@@ -47,8 +47,7 @@ def evict_unheld(state: State) -> Steps[int]:
     """Removes every cached block."""
     evicted = 0
     while part := min(state.slice_blocks, state.blocks.cached_count):
-        state.evict(part)
-        evicted += part
+        evicted += state.evict(part)
         if state.blocks.cached_count:
             yield
     return evicted

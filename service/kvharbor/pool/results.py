@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 
 from kvharbor.pool.digest import ExtraKey
+from kvharbor.pool.misses import Miss
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class PoolConfig:
     `identity` is what `digest.pool_identity` made of the layout. A match shorter than `min_reuse_tokens` is
     ignored. Warm pins may hold `warm_budget_ratio` of the usable blocks. One slice touches about `slice_blocks`
     blocks: at one to two microseconds a block the default stays near a millisecond, below what a small request
-    notices, and spreads the cost of yielding over many blocks. `policy` is one of `policies.POLICIES`.
+    notices, and spreads the cost of yielding over many blocks. `policy` is one of `policies.POLICIES`. With
+    `history` the pool tells why matches end and how blocks are used.
     """
 
     block_count: int
@@ -25,6 +27,7 @@ class PoolConfig:
     warm_budget_ratio: float = 0.25
     slice_blocks: int = 512
     policy: str = "lru"
+    history: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,25 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """Tokens of a prompt, behind those that are cached, that a sequence of another session is computing [W2].
+
+    `session` is 0 while that sequence is handed off; it has committed nothing for `idle_s`.
+    """
+
+    token_count: int
+    session: int
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceView:
-    """A sequence as it stands. Cursors: cached <= computed <= token_count <= capacity."""
+    """A sequence as it stands. Cursors: cached <= computed <= token_count <= capacity.
+
+    `pending` is of the moment of its Allocate, and only in the answer to that.
+    `miss` tells why its Allocate has not reused more; None if nothing more was to be had, it began otherwise, or the
+    pool has no history.
+    """
 
     session: int
     number: int
@@ -52,6 +72,8 @@ class SequenceView:
     capacity_tokens: int
     request_id: str
     group: str
+    miss: Miss | None = None
+    pending: Pending | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +227,14 @@ class PinView:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What of a prompt is there: in whole blocks, and what Allocate would reuse."""
+    """What of a prompt is there: in whole blocks, and what Allocate would reuse.
+
+    `miss` tells why not more: None if all whole blocks are there, or the pool has no history.
+    """
 
     present_tokens: int
     cached_tokens: int
+    miss: Miss | None = None
 
 
 @dataclass(frozen=True, slots=True)

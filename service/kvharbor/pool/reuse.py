@@ -1,5 +1,6 @@
 """How soon blocks are asked for again, by how often they were used before, and what keeping one is worth by that."""
 
+from itertools import takewhile
 from typing import Final
 
 AGES: Final = 40
@@ -66,11 +67,9 @@ class ReuseTimes:
                 self._releases[kind] *= _FADING
 
     def _forget(self, before: int) -> None:
+        # In one pass: a dictionary keeps the places of what is gone, and each new look at its front crosses them.
         followed = self._followed
-        while followed:
-            content = next(iter(followed))
-            if followed[content][1] >= before:
-                break
+        for content in list(takewhile(lambda content: followed[content][1] < before, followed)):
             del followed[content]
 
     def _densities(self, hits: list[float], release_count: float) -> list[float]:

@@ -1,9 +1,11 @@
 """Who holds blocks: sequences, the sessions that have them, and warm pins."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvharbor.pool.cells import NO_CELL
+from kvharbor.pool.misses import Miss
 from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.results import SequenceView
 
@@ -55,8 +57,15 @@ class Sequence:
     committed_blocks: int
     extras: dict[int, bytes]
     pin: Pin | None = None
+    # Why its Allocate has not matched more.
+    miss: Miss | None = None
     # Copies under way from or into its blocks; they cannot be freed meanwhile.
     copy_count: int = 0
+    # Called with the count of its tokens when it ends.
+    tell_end: Callable[[int], None] | None = None
+    # Where it stands in the table of writers, and when it has last got on there.
+    writer_key: bytes | None = None
+    progress_at: float = 0.0
 
     def name(self) -> str:
         """Returns the handle as errors show it."""
@@ -76,6 +85,7 @@ class Sequence:
             len(table) * block_tokens,
             self.request_id,
             self.group,
+            self.miss,
         )
 
 

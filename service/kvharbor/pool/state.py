@@ -3,9 +3,12 @@
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
+from kvharbor.pool.awaiting import Awaiting
 from kvharbor.pool.blocks import Blocks
 from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
 from kvharbor.pool.events import BlocksRemoved, Event
+from kvharbor.pool.evicted import ADMINISTRATOR, Eviction
+from kvharbor.pool.history import History
 from kvharbor.pool.ledger import Ledger
 from kvharbor.pool.namespaces import Namespaces
 from kvharbor.pool.policies import policy_of
@@ -14,6 +17,7 @@ from kvharbor.pool.sequence import Pin, Sequence, Session
 from kvharbor.pool.stats import Counters, TenantCounters
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import PrefixTree
+from kvharbor.pool.writers import Writers
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +54,8 @@ class State:
         self.namespaces = Namespaces(config.identity, ledger.cells)
         self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
         self.blocks = Blocks(config.scratch_blocks, config.block_count, policy_of(config, self.tree), ledger)
+        self.awaiting = Awaiting()
+        self.writers = Writers(self.tree, self.blocks.generation, config.block_tokens, self.awaiting)
         self.sessions: dict[int, Session] = {}
         self.handoffs: dict[str, Handoff] = {}
         # The token of each hand-off, by where its sequence came from.
@@ -72,6 +78,9 @@ class State:
         self.events: list[Event] = []
         self.counters = Counters()
         self.tenants: dict[str, TenantCounters] = {}
+        # The shell's clock, for what is told and for whose writer has stalled; no block changes its state by it.
+        self.now = 0.0
+        self.history = History(config.block_count) if config.history else None
 
     @property
     def available(self) -> int:
@@ -120,7 +129,9 @@ class State:
 
     def move(self, sequence: Sequence, *, session: int, number: int) -> None:
         """Gives a sequence to another session, or to none, with its private blocks."""
+        self.writers.remove(sequence)
         sequence.session, sequence.number = session, number
+        self.writers.place(sequence, self.now)
         self.blocks.give_to(self.private_blocks(sequence), session)
         self.revision += 1
 
@@ -158,7 +169,8 @@ class State:
             shortfall = part - self.blocks.free.count
             if shortfall > 0:
                 victims = self.blocks.evictable.pop_many(shortfall)
-                self._unindex(victims)
+                part -= shortfall - len(victims)
+                self._unindex(victims, sequence.session, sequence.namespace.tenant)
                 table += self.blocks.reserve_evicted(victims, after, sequence.session)
             else:
                 table += self.blocks.reserve(part, after, sequence.session)
@@ -168,19 +180,23 @@ class State:
             if block_count:
                 yield
 
-    def evict(self, block_count: int) -> None:
-        """Gives up the next cached blocks in the policy's order."""
-        self.forget(self.blocks.evictable.pop_many(block_count))
+    def evict(self, block_count: int) -> int:
+        """Gives up the next cached blocks in the policy's order; returns how many, which may be fewer."""
+        victims = self.blocks.evictable.pop_many(block_count)
+        self.forget(victims)
+        return len(victims)
 
     def forget(self, victims: Run[int]) -> None:
         """COMMITTED -> FREE for blocks that have left the eviction policy, children before parents."""
         self.blocks.release_private(victims)
-        self._unindex(victims)
+        self._unindex(victims, ADMINISTRATOR, "")
 
-    def _unindex(self, victims: Run[int]) -> None:
+    def _unindex(self, victims: Run[int], session: int, tenant: str) -> None:
         removed = self.tree.remove_all(victims)
         self.counters.evicted_block_count += len(victims)
         self.revision += 1
-        for tenant, digests in removed:
-            self.tenant(tenant).committed_block_count -= len(digests)
-            self.events.append(BlocksRemoved(self.revision, tenant, tuple(digests)))
+        if self.history is not None:
+            self.history.gave_up(victims, removed, Eviction(self.now, session, tenant))
+        for owner, digests in removed:
+            self.tenant(owner).committed_block_count -= len(digests)
+            self.events.append(BlocksRemoved(self.revision, owner, tuple(digests)))

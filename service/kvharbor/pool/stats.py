@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvharbor.pool.misses import MissKind
+
 
 @dataclass(slots=True)
 class Counters:
@@ -16,6 +18,8 @@ class Counters:
     evicted_block_count: int = 0
     refused_count: int = 0
     copied_block_count: int = 0
+    pending_wait_count: int = 0
+    takeover_count: int = 0
 
 
 @dataclass(slots=True)
@@ -37,6 +41,27 @@ class TenantStats:
     sequence_count: int
     prompt_token_count: int
     reused_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A histogram: how many in each class of `traffic.BOUNDS_S`, the last of which has no bound, and their sum."""
+
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficStats:
+    """How blocks are used, from a sample, and granted Allocates by why they have not reused more.
+
+    `recomputed_block_count` had been published before: with unlimited memory they would have been there.
+    """
+
+    misses: dict[MissKind, int]
+    recomputed_block_count: int
+    reuse_gaps: Times
+    residences: Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +88,4 @@ class PoolStats:
     unrecorded_count: int
     counters: Counters
     tenants: tuple[TenantStats, ...]
+    traffic: TrafficStats

@@ -195,7 +195,13 @@ class PrefixTree:
 
     def child_but(self, block: int, others: Container[int]) -> int:
         """Returns a child of a block that is none of `others`, or NO_BLOCK."""
-        child = self._first_child[block]
+        return self._but(self._first_child[block], others)
+
+    def sibling_but(self, block: int, others: Container[int]) -> int:
+        """Returns one of the blocks that `children` yields after this one that is none of `others`, or NO_BLOCK."""
+        return self._but(self._next_sibling[block], others)
+
+    def _but(self, child: int, others: Container[int]) -> int:
         while child != NO_BLOCK and child in others:
             child = self._next_sibling[child]
         return child

@@ -107,6 +107,7 @@ def warmup(
         sequence.pin, pin.sequence = pin, sequence
         sequence.tail = bytearray(tokens[4 * pinned_tokens :])
         sequence.cached_tokens = sequence.computed_tokens = pinned_tokens
+        state.writers.place(sequence, state.now)
         yield from state.fill(sequence, promised)
         owner = state.sessions[sequence.session]
         sequence.number = owner.take_number()

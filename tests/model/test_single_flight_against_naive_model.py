@@ -1,0 +1,200 @@
+"""Who computes what, and who waits for it: the pool and the naive model must agree, whatever else happens."""
+
+import os
+import random
+from dataclasses import dataclass
+
+import pytest
+from naive import DoesNotFit, NaiveSequence
+from test_pool_against_naive_model import BLOCK_TOKENS, Live, PoolMachine, encode
+
+from kvharbor.pool import Awaited, Outlook, Prompt, SequenceView
+from kvharbor.pool.errors import PoolExhausted
+from kvharbor.pool.namespaces import FIRST_ROOT
+from kvharbor.pool.steps import finish
+from kvharbor.pool.writers import PATIENCE_S
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request that waits, in both worlds."""
+
+    session: int
+    tokens: list[int]
+    limit: int
+    awaited: Awaited
+
+
+# A few families of prompts that begin alike, so that whoever asks is often not the only one.
+PROMPTS = [[first] * length + end for first in (1, 2, 3) for length in (3, 5, 8) for end in ([], [4], [5, 5])]
+WALKS = int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "60")) // 4
+
+
+class Flights(PoolMachine):
+    """[W1] to [W6] after every call of a walk of chance; what other calls do is the other test's."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.chance = random.Random(seed)
+        self.waiting: list[Waiting] = []
+        self.start_session()
+
+    def walk(self, steps: int) -> None:
+        """Does something, so many times, and checks everything after each."""
+        acts = {
+            self.ask_for_some: 8,
+            self.commit_some: 6,
+            self.end_one: 4,
+            self.hand_one_over: 1,
+            self.lose_one: 0.3,
+            self.let_time_pass: 2,
+            self.look_again: 4,
+            self.leave: 1,
+            self.evict_everything_unheld: 2,
+        }
+        for _ in range(steps):
+            self.chance.choices(list(acts), list(acts.values()))[0]()
+            self.agrees_with_the_model()
+            self.keeps_its_invariants()
+            self.nobody_waits_without_need()
+
+    def lively(self) -> Live | None:
+        lives = [one for one in self.lives if one.is_live]
+        return self.chance.choice(lives) if lives else None
+
+    def ask_for_some(self) -> None:
+        tokens = self.chance.choice(PROMPTS)
+        limit = self.chance.choice([len(tokens) - 1, len(tokens) - 1, len(tokens), 4, 0])
+        self.ask(self.chance.choice(self.sessions), list(tokens), min(limit, len(tokens)), self.chance.random() < 0.5)
+
+    def commit_some(self) -> None:
+        one = self.lively()
+        if one is not None:
+            new = self.chance.choice([[], [], [], [1, 1]])
+            target = min(one.naive.computed + self.chance.randint(0, 3), len(one.naive.tokens))
+            self.compute_and_commit(one, new=new, keep=len(one.naive.tokens) + len(new) - target)
+
+    def end_one(self) -> None:
+        one = self.lively()
+        if one is not None:
+            self.release(one, again=False)
+
+    def hand_one_over(self) -> None:
+        one = self.lively()
+        if one is not None:
+            self.hand_over(one, which=self.chance.randrange(3))
+
+    def lose_one(self) -> None:
+        self.lose_session(which=self.chance.randrange(3))
+        if self.chance.random() < 0.5:
+            self.prove_quiet()
+
+    def let_time_pass(self) -> None:
+        self.naive.now += self.chance.choice([0.5, 1.0, PATIENCE_S])
+        self.pool.tell_time(self.naive.now)
+
+    def ask(self, session: int, tokens: list[int], limit: int, waits: bool) -> None:
+        matched = min(self.naive.present("", tokens), limit // BLOCK_TOKENS)
+        others = self.others(session, tokens, matched, limit)
+        worth_waiting = self.is_worth_waiting(session, tokens, matched, limit)
+        steps = (self.pool.allocate_unless_pending if waits else self.pool.allocate)(
+            session, Prompt(encode(tokens)), max_cached_tokens=limit
+        )
+        if waits and worth_waiting:
+            self.rematch_recency("", tokens, limit)
+            awaited = finish(steps)
+            assert isinstance(awaited, Awaited)
+            assert awaited.depth == matched
+            self.waiting.append(Waiting(session, tokens, limit, awaited))
+            return
+        try:
+            naive = self.naive.allocate(session, "", tokens, 0, limit)
+        except DoesNotFit:
+            self.rematch_recency("", tokens, limit)
+            with pytest.raises(PoolExhausted):
+                finish(steps)
+            return
+        view = finish(steps)
+        assert isinstance(view, SequenceView)
+        self.check_pending(view, others, tokens, matched, limit)
+        self.take_in(view, naive)
+
+    def others(self, session: int, tokens: list[int], block: int, limit: int) -> list[NaiveSequence]:
+        if block >= limit // BLOCK_TOKENS:
+            return []
+        return [one for one in self.naive.computing("", tokens, block) if one.session != session]
+
+    def is_worth_waiting(self, session: int, tokens: list[int], block: int, limit: int) -> bool:
+        computes_itself = any(one.session == session for one in self.naive.computing("", tokens, block))
+        others = self.others(session, tokens, block, limit)
+        return not computes_itself and any(self.naive.now - one.progress_at < PATIENCE_S for one in others)
+
+    def check_pending(
+        self, view: SequenceView, others: list[NaiveSequence], tokens: list[int], matched: int, limit: int
+    ) -> None:
+        """[W2] What is told is true of a writer of the session that is named, and of a live one if there is any."""
+        if view.pending is None:
+            assert not others, "[W2] what another session computes was not told"
+            return
+        now, told = self.naive.now, view.pending
+        writers = [one for one in others if one.session == told.session]
+        assert writers, "[W2] it is told of a session that computes nothing of it"
+        last = max(one.progress_at for one in writers)
+        assert told.idle_s == now - last
+        assert told.idle_s < PATIENCE_S or all(now - one.progress_at >= PATIENCE_S for one in others)
+        assert told.token_count in {
+            self.shared(one, tokens, matched, limit) for one in writers if one.progress_at == last
+        }
+
+    def shared(self, writer: NaiveSequence, tokens: list[int], first: int, limit: int) -> int:
+        end, size = first, BLOCK_TOKENS
+        most = min(limit, len(writer.tokens)) // size
+        while end < most and writer.tokens[: (end + 1) * size] == tokens[: (end + 1) * size]:
+            end += 1
+        return (end - first) * size
+
+    def look_again(self) -> None:
+        if not self.waiting:
+            return
+        one = self.chance.choice(self.waiting)
+        awaited, before = one.awaited, one.awaited.depth
+        is_gone = self.is_gone(awaited)
+        outlook = self.pool.look_again(awaited)
+        present = min(self.naive.present("", one.tokens), one.limit // BLOCK_TOKENS)
+        if is_gone:
+            expected = Outlook.ABANDONED
+        elif self.is_worth_waiting(one.session, one.tokens, present, one.limit):
+            expected = Outlook.PENDING
+        else:
+            expected = Outlook.ARRIVED if present > before else Outlook.ABANDONED
+        assert outlook is expected
+        if outlook is not Outlook.PENDING:
+            self.waiting.remove(one)
+
+    def is_gone(self, awaited: Awaited) -> bool:
+        """Whether what it had come to is evicted, or its namespace forgotten and perhaps made anew."""
+        state = self.pool._state
+        if awaited.node >= FIRST_ROOT:
+            return all(namespace.root != awaited.node for namespace in state.namespaces)
+        return state.blocks.generation[awaited.node] != awaited.generation
+
+    def leave(self) -> None:
+        if self.waiting:
+            self.pool.stop_waiting(self.waiting.pop(self.chance.randrange(len(self.waiting))).awaited)
+
+    def nobody_waits_without_need(self) -> None:
+        """[W3] Until it is told to look again, what a waiter lacks is not there, and somebody computes it."""
+        told = set(self.pool.drain_moved())
+        for one in self.waiting:
+            assert one.awaited.moved or one.awaited not in told
+            if not one.awaited.moved:
+                depth = one.awaited.depth
+                assert self.naive.present("", one.tokens) == depth, "[W3] it is there and nobody was told"
+                assert self.naive.computing("", one.tokens, depth), "[W3] nobody computes what is awaited"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(max(WALKS, 1)))
+def test_a_walk_of_chance_agrees_with_the_model(seed: int) -> None:
+    """[W1] to [W6] hold, and who waits is who has to."""
+    Flights(seed).walk(400)

@@ -1,0 +1,110 @@
+"""Each rule of single flight broken in turn: the naive model has to notice, without the pool's own check of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_single_flight_against_naive_model import Flights
+
+from kvharbor.pool import invariants, lifecycle, writers
+from kvharbor.pool.awaiting import Awaiting, Outlook
+from kvharbor.pool.sequence import Sequence
+from kvharbor.pool.writers import Writers
+
+
+def stays_where_it_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W1] A writer that commits stays at its first block."""
+    place = Writers.place
+
+    def placed_once(self: Writers, sequence: Sequence, now: float) -> None:
+        if sequence.writer_key is None or self.key_of(sequence) is None:
+            place(self, sequence, now)
+
+    monkeypatch.setattr(Writers, "place", placed_once)
+
+
+def lost_and_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W1] A lost session's sequences stay in the table until its processes are proved gone."""
+    remove, end_session = Writers.remove, lifecycle.end_session
+
+    def kept(*arguments: Any) -> Any:
+        monkeypatch.setattr(Writers, "remove", lambda *_: None)
+        yield from end_session(*arguments)
+        monkeypatch.setattr(Writers, "remove", remove)
+
+    monkeypatch.setattr(lifecycle, "end_session", kept)
+
+
+def tells_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W2] All that the writer computes is told, whatever the caller's prompt."""
+    monkeypatch.setattr(Writers, "_shared_count", lambda self, writer, _: len(writer.tail) // self._block_bytes)
+
+
+def tells_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W2] What the caller's own session computes is told, too."""
+    other = Writers._other
+    monkeypatch.setattr(Writers, "_other", lambda self, key, _, now: other(self, key, -1, now))
+
+
+def nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W3] A block is published, and those who wait for it sleep on."""
+    monkeypatch.setattr(Awaiting, "move", lambda *_: None)
+
+
+def waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W4] A session that computes a block waits for another that does."""
+
+    def other_or_not(self: Writers, key: bytes, session: int, now: float) -> Sequence | None:
+        writer = self._other(key, session, now)
+        return None if writer is None or writers._has_stalled(writer, now) else writer
+
+    monkeypatch.setattr(Writers, "_worth_waiting_for", other_or_not)
+
+
+def never_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W5] A dead writer is waited for until it is known to be dead."""
+    monkeypatch.setattr(writers, "_has_stalled", lambda *_: False)
+
+
+def progress_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W5] Half a block is no progress."""
+    monkeypatch.setattr(Writers, "note_progress", lambda *_: None)
+
+
+def arrived_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W5] A takeover is taken for an arrival."""
+    look_again = Writers.look_again
+
+    def rosy(self: Writers, *arguments: Any) -> Outlook:
+        outlook = look_again(self, *arguments)
+        return Outlook.ARRIVED if outlook is Outlook.ABANDONED else outlook
+
+    monkeypatch.setattr(Writers, "look_again", rosy)
+
+
+MUTANTS = [
+    stays_where_it_entered,
+    lost_and_still_there,
+    tells_too_much,
+    tells_of_its_own,
+    nobody_is_told,
+    waits_for_itself,
+    never_stalls,
+    progress_is_not_noted,
+    arrived_without_it,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("break_rule", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_broken_rule_is_noticed(break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: Any) -> None:
+    """Walks that the pool takes without a complaint fail once a rule is broken."""
+    monkeypatch.setattr(invariants, "check_writers", lambda *_: None)
+    break_rule(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
+        walk_all()
+
+
+def walk_all() -> None:
+    for seed in range(60):
+        Flights(seed).walk(100)

@@ -33,7 +33,7 @@ _SERVICES = {
         "Stats",
         "Unwarm",
     ),
-    "kvharbor.v1.PoolService": ("OpenPool", "CloseSession", "GetServerInfo"),
+    "kvharbor.v1.PoolService": ("OpenPool", "ListPools", "DropPool", "CloseSession", "GetServerInfo"),
 }
 
 

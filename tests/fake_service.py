@@ -40,7 +40,8 @@ class FakeService:
     """One session's service. `calls` has every request that was answered or begun, by the method's name.
 
     `before` and `after` have what is run before a method takes effect, and before its reply leaves. `attaches` has
-    what was asked for on side sockets. Made of arenas of another kind, it hands out their memory instead.
+    what was asked for on side sockets. While `in_use` the pool is not dropped; while `starting` no session begins. Made
+    of arenas of another kind, it hands out their memory instead.
     """
 
     def __init__(self, folder: Path, layout: Layout, block_count: int, make_arena: MakeArena = host_arena) -> None:
@@ -56,6 +57,8 @@ class FakeService:
         self.accepted: list[socket.socket] = []
         self.held = FakeSequences(layout)
         self.opened = False
+        self.in_use = False
+        self.starting = False
         self._make_arena = make_arena
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.path.with_suffix(".side")))
@@ -191,6 +194,8 @@ class FakeService:
         self.hellos.put(hello)
         if hello.HasField("resume") and hello.resume.epoch != self.epoch:
             return refused("STALE_EPOCH", epoch=hello.resume.epoch, currentEpoch=self.epoch)
+        if self.starting:
+            return refused("STARTING")
         if hello.HasField("resume") and hello.resume.token not in (TOKEN, MEMBER_TOKEN):
             return refused("SESSION_UNKNOWN")
         member = hello.HasField("join") or (hello.HasField("resume") and hello.resume.token == MEMBER_TOKEN)
@@ -245,6 +250,13 @@ class FakeService:
             case "OpenPool":
                 self.opened = True
                 return pools.OpenPoolResponse(pool=self.description())
+            case "ListPools":
+                return pools.ListPoolsResponse(pools=[self.description()])
+            case "DropPool" if self.in_use:
+                abort(context, grpc.StatusCode.FAILED_PRECONDITION, "POOL_IN_USE")
+            case "DropPool":
+                self.opened = False
+                return pools.DropPoolResponse()
             case "CloseSession":
                 return pools.CloseSessionResponse()
             case "GetServerInfo":

@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kvharbor.gpumem import Export, GpumemError, IpcArena, IpcMapping, device_of, driver
+from kvharbor.gpumem import ArenaKind, Export, GpumemError, IpcArena, IpcMapping, device_of, driver
 from kvharbor.gpumem.devices import current
 
 _MESSAGE_BYTES = 1 << 17
@@ -88,6 +89,26 @@ class IpcOwner:
         finally:
             self.process.kill()
             self.process.wait()
+
+
+@dataclass(frozen=True)
+class OwnedArena:
+    """A cuda_ipc arena, which is the owner's."""
+
+    owner: IpcOwner
+    exported: Export
+
+    kind = ArenaKind.CUDA_IPC
+
+    @property
+    def size_bytes(self) -> int:
+        return self.exported.size_bytes
+
+    def export(self) -> Export:
+        return self.exported
+
+    def close(self) -> None:
+        self.owner.free(self.exported)
 
 
 class OwnerRefused(Exception):

@@ -101,7 +101,12 @@ class SessionsHere:
 
     def _attach(self, session: Session, asked: side_pb2.Attach, mode: Mode) -> Attachment:
         served = self.pools.opened(session, asked.pool_id).served
-        names = {"pool_id": served.pool_id, "name": served.name, "epoch": self.life.epoch}
+        names = {
+            "pool_id": served.pool_id,
+            "name": served.name,
+            "tenant": served.tenant,
+            "epoch": self.life.epoch,
+        }
         message = descriptor_message(served.descriptor, ArenaKind.HOST, served.places, **names)
         return attachment(served, message, asked, mode, allow_mps=False)
 

@@ -17,8 +17,8 @@ BURST_TOKENS = 65_536
 class FullPool:
     """A pool filled with cached blocks, and fresh prompts for it."""
 
-    def __init__(self, block_count: int, block_tokens: int, policy: str = "lru") -> None:
-        self._pool = Pool(PoolConfig(block_count, block_tokens, policy=policy))
+    def __init__(self, block_count: int, block_tokens: int, policy: str = "lru", *, history: bool = False) -> None:
+        self._pool = Pool(PoolConfig(block_count, block_tokens, policy=policy, history=history))
         self._pool.open_session(SESSION, "bench")
         self._next_token = 0
         filled = 0
@@ -64,6 +64,7 @@ def measure(rounds: int) -> list[Figure]:
     samples = {f"pool_us_{count}": coarse.sample(count) for count in (512, 2_048, 8_192, 131_072)}
     samples |= {f"pool_us_{count}_b16": fine.sample(count) for count in (512, 2_048, 8_192, 131_072)}
     samples["pool_us_2048_auto"] = FullPool(4_096, 64, policy="auto").sample(2_048)
+    samples["pool_us_2048_history"] = FullPool(4_096, 64, history=True).sample(2_048)
     samples["1k"] = FullPool(1_000, 64).sample(2_048)
     samples["1m"] = FullPool(1_000_000, 64).sample(2_048)
     taken = interleaved(samples, rounds)

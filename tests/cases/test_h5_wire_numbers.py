@@ -199,7 +199,11 @@ def test_a_handle_of_another_life_is_told_apart(pool: Pool) -> None:
     with refused() as found:
         pool.fork("000000000000.1.1.1", child_count=1)
     assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
-    assert found[0].metadata == {"epoch": "000000000000", "currentEpoch": pool.caller.welcome.epoch}
+    assert found[0].metadata == {
+        "epoch": "000000000000",
+        "currentEpoch": pool.caller.welcome.epoch,
+        "remedy": "open the pool again",
+    }
 
 
 @pytest.mark.parametrize(

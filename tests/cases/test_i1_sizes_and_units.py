@@ -1,5 +1,6 @@
 """I1: a pool is as large as the operator wrote, or there is an error."""
 
+import mmap
 from pathlib import Path
 
 import grpc
@@ -61,11 +62,11 @@ def test_sizes_in_a_file_make_exactly_the_blocks_they_hold(start_fresh: StartSer
 @pytest.mark.parametrize(
     ("size", "named"),
     [
-        ("512", "'512' has no unit; write e.g. 512GiB, or 512B for bytes"),
+        ("512", "'512' has no unit; write e.g. 512MiB or 512GiB, or 512B for bytes"),
         ("0", "write a positive number and a unit"),
         ("-1", "write a positive number and a unit"),
         ("0GiB", "write a positive number and a unit"),
-        ("99PiB", "needs 111464090777419776 bytes, have "),
+        ("99PiB", "needs 111464090777419776 bytes (99.0 PiB), have "),
     ],
 )
 def test_a_size_that_is_none_or_too_much_is_an_error(tmp_path: Path, size: str, named: str) -> None:
@@ -133,7 +134,7 @@ def test_a_size_from_the_wire_beyond_the_budget_names_what_is_left(harbor: str, 
         found = open_refused(caller, small_layout(), size_bytes)
         assert (found.code, found.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "INSUFFICIENT_MEMORY")
         assert found.metadata == {
-            "neededBytes": str(size_bytes),
+            "neededBytes": str(-(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE),
             "availableBytes": str(left),
             "limitedBy": "the setting memory",
         }

@@ -24,6 +24,7 @@ from kvharbor.server.metrics_http import HttpPort
 from kvharbor.server.pool_figures import BLOCKS, COUNTERS, GAUGES
 from kvharbor.server.pools import Pools
 from kvharbor.server.settings import Settings
+from kvharbor.server.traffic_families import SERIES_A_POOL
 from scraping import Scrape
 
 POOL_COUNT = 1_000
@@ -118,7 +119,7 @@ def test_five_thousand_tenants_make_a_bounded_scrape() -> None:
     figure_count = len(BLOCKS) + len(GAUGES) + len(COUNTERS)
     assert len(scrape.values("kvharbor_pool_size_blocks")) == LIMIT + 1
     assert len(scrape.values("kvharbor_tenant_sequences")) == LIMIT + 1
-    assert len(scrape) < (LIMIT + 1) * (figure_count + 1 + 4) + 100
+    assert len(scrape) < (LIMIT + 1) * (figure_count + 1 + SERIES_A_POOL + 4) + 100
     largest = scrape.value("kvharbor_pool_size_blocks", tenant=f"tenant-{POOL_COUNT - 1}.0", pool="p")
     assert largest == TENANTS_A_POOL + 1
     assert (

@@ -71,6 +71,11 @@ class GeneratingWorker:
             taken += [self._run([token], **options) for token in tokens[:-1]]
         return _array(taken)
 
+    def close(self) -> None:
+        """Ends the session, once no tensor is left over memory that it says to have let go."""
+        del self._on_pool
+        self.harbor.close()
+
     def _run(self, tokens: Sequence[int], **options: Any) -> Tensor:
         output: Tensor = self._model(
             torch.tensor([list(tokens)], device=self._device), logits_to_keep=1, **options

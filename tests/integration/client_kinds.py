@@ -71,7 +71,7 @@ class _Blocking:
         self._runner.run(self.wrapped.__aexit__(*exc_info))
 
     def _faced(self, result: Any) -> Any:
-        if isinstance(result, aio.Pool | aio.PoolHandle | aio.Sequence | aio.Watch):
+        if isinstance(result, aio.Pool | aio.PoolHandle | aio.Recording | aio.Sequence | aio.Watch):
             return _Blocking(result, self._runner)
         if isinstance(result, Warm | WarmTask):
             return dataclasses.replace(result, sequence=self._faced(result.sequence))

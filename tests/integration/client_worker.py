@@ -141,6 +141,10 @@ class Worker:
         self.sequences[name] = task.sequence
         return self.snapshot(name)
 
+    def close(self) -> None:
+        """Ends the session."""
+        self.harbor.close()
+
     def put(self, tokens: Sequence[int], stamps: Sequence[float]) -> None:
         """Allocates, writes what is missing, commits and releases a prompt."""
         with self.pool.allocate(tokens) as held:
@@ -161,9 +165,13 @@ class WorkerProcess:
         self.process.start()
         theirs.close()
 
+    def begin(self, operation: str, *args: Any, **options: Any) -> None:
+        """Sends a call, for `answer` to wait for."""
+        self._pipe.send((operation, args, options))
+
     def __getattr__(self, operation: str) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            self._pipe.send((operation, args, options))
+            self.begin(operation, *args, **options)
             return self.answer()
 
         return call
@@ -204,7 +212,7 @@ def _serve(
     pipe: Connection, make: Callable[[str, str, int], Any], target: str, pool_name: str, block_count: int
 ) -> None:
     worker = make(target, pool_name, block_count)
-    with worker.harbor, contextlib.suppress(EOFError):
+    with contextlib.closing(worker), contextlib.suppress(EOFError):
         for operation, args, options in _requests(pipe):
             try:
                 pipe.send(getattr(worker, operation)(*args, **options))

@@ -34,7 +34,8 @@ def test_what_is_no_token_id_is_told_by_its_place(harbor: str, ids: str) -> None
     """Too many digits for a number are no id either."""
     failed = run(harbor, "lookup", POOL, "--ids", f"7,{ids}")
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr == "kvharbor: token number 1 is no id; write whole numbers like 1,2,3\n"
+    assert failed.stderr.startswith(f"kvharbor: --ids: {ids[:40]!r}, number 1, is no token id: ")
+    assert failed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", "é".encode() * 100, b"x" * 200])

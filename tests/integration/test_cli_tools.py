@@ -109,8 +109,12 @@ def test_stats_show_a_table_or_json(run: Run, pool: str) -> None:
     table = run("stats", "--pool", pool)
     assert (table.returncode, table.stderr) == (0, "")
     assert "cached blocks" in table.stdout
+    assert "1 never seen" in table.stdout
+    assert re.search(rf"┃ tenant +┃ +uid-{os.getuid()} ┃", table.stdout)
     shown = json.loads(run("stats", "--json", "--pool", pool).stdout)["pools"][0]
     assert (shown["name"], shown["total_block_count"], shown["cached_block_count"]) == (pool, 64, 2)
+    assert shown["tenant"] == f"uid-{os.getuid()}"
+    assert shown["traffic"]["misses"]["never_seen"] == 1
 
 
 def test_lookup_takes_ids_text_and_raw_tokens(run: Run, pool: str, tmp_path: Path) -> None:
@@ -125,15 +129,17 @@ def test_lookup_takes_ids_text_and_raw_tokens(run: Run, pool: str, tmp_path: Pat
         run("lookup", pool, "--tokens", str(text), "--json"),
         run("lookup", pool, "--tokens", "-", "--json", stdin=PROMPT.encode()),
     ]
-    assert [json.loads(answer.stdout) for answer in answers] == [{"present_tokens": 32, "cached_tokens": 32}] * 5
+    found = {"present_tokens": 32, "cached_tokens": 32, "miss": None}
+    assert [json.loads(answer.stdout) for answer in answers] == [found] * 5
 
 
 def test_a_namespace_is_part_of_the_question(run: Run, pool: str, tmp_path: Path) -> None:
-    """Another salt, which is read from a file, finds nothing."""
+    """Another salt, which is read from a file, finds nothing, and the answer says why [Y1]."""
     salt = tmp_path / "salt"
     salt.write_bytes(b"other")
     answer = run("lookup", pool, "--ids", PROMPT, "--salt-file", str(salt))
-    assert answer.stdout == "0 tokens present, 0 would be reused\n"
+    told = "0 tokens present, 0 would be reused\nbehind token 0: there under another salt\n"
+    assert answer.stdout == told
 
 
 def test_a_pin_is_made_and_ended(run: Run, pool: str) -> None:
@@ -207,11 +213,14 @@ def test_health_tells_why_nobody_answers(run: Run, tmp_path: Path) -> None:
         (("warm", "tools", "w", "--ids", "1", "--present-only", "--wait-s", "1"), "nothing to wait for"),
         (("lookup", "tools"), "either --tokens or --ids"),
         (("lookup", "tools", "--ids", "1", "--tokens", "-"), "either --tokens or --ids"),
-        (("lookup", "tools", "--ids", "1,two"), "token number 1 is no id"),
+        (("lookup", "tools", "--ids", "1,two"), "--ids: 'two', number 1, is no token id"),
+        (("warm", "tools", "w", "--ids", "/tmp/t.bin"), "--ids: '/tmp/t.bin', number 0, is no token id"),
+        (("warm", "tools", "w", "--ids", "/tmp/t.bin"), "for a file use --tokens"),
         (("lookup", "tools", "--ids", "4294967296"), "token_ids[0]"),
         (("lookup", "tools", "--tokens", "/nonexistent"), "cannot read /nonexistent"),
-        (("stats", "--socket", "/nonexistent/a.sock"), "no kvharbor service answers"),
-        (("exec", "--pool", "none", "--", "true"), "no pool is named 'none': a worker has to open it first"),
+        (("stats", "--socket", "/nonexistent/a.sock"), "no kvharbor service answers at /nonexistent/a.sock ("),
+        (("exec", "--socket", "/nonexistent/a.sock", "--pool", "p", "--", "true"), "answers at /nonexistent/a.sock: "),
+        (("exec", "--pool", "none", "--", "true"), "is named 'none': a worker has to open it first"),
         (("exec", "--pool", "tools", "--socket", "localhost:1", "--", "true"), "no side socket"),
     ],
 )
@@ -241,8 +250,22 @@ def test_drop_gives_a_pool_back_once_nobody_holds_it(run: Run, harbor: str) -> N
     told = "the pool is in use by 1 other session, 0 sequences and 0 warm pins: end them first"
     assert (held.returncode, held.stdout, held.stderr) == (1, "", f"kvharbor: {told}\n")
     dropped = run("drop", "dropped")
-    assert (dropped.returncode, dropped.stdout, dropped.stderr) == (0, "pool dropped dropped\n", "")
+    assert (dropped.returncode, dropped.stdout, dropped.stderr) == (
+        0,
+        f"pool dropped of tenant uid-{os.getuid()} dropped\n",
+        "",
+    )
     assert run("drop", "dropped").returncode == 1
+
+
+def test_drop_tells_how_pins_are_ended(run: Run, pool: str) -> None:
+    """They belong to no session that could be ended instead."""
+    first = ",".join(str(token) for token in range(32))
+    assert run("warm", pool, "pinned", "--ids", first).returncode == 0
+    refused = run("drop", pool)
+    assert run("unwarm", pool, "pinned").returncode == 0
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.endswith("and 1 warm pin: end them first, pins with `kvharbor unwarm`\n")
 
 
 def test_exec_hands_memory_and_session_to_a_command(run: Run, pool: str, harbor: str) -> None:

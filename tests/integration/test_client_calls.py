@@ -138,6 +138,29 @@ def test_namespaces_and_extra_keys_keep_prompts_apart(pool: Any) -> None:
     assert pool.lookup(range(16), extra_keys=[ExtraKey(4, b"picture")]).present_tokens == 0
 
 
+def test_a_miss_tells_its_reason(harbor: Any, pool: Any) -> None:
+    """[Y1] With an allocate and a lookup, and summed up in the statistics: one reason for each allocate."""
+    with pool.allocate(range(32)) as first:
+        assert first.miss.kind == "never_seen"
+        assert pool.lookup(range(32)).miss.kind == "not_committed"
+        first.commit(16)
+    assert pool.lookup(range(32), namespace=Namespace(salt=b"s")).miss.differing_parts == ("salt",)
+    put(pool, range(100, 228))
+    with pool.allocate(range(17)) as evicted:
+        miss = evicted.miss
+    assert (miss.kind, miss.present_tokens, miss.evicted_by_session) == ("evicted", 0, harbor.session_id)
+    assert 0 <= miss.evicted_s < miss.remembered_s
+    assert str(miss) == f"evicted {miss.evicted_s:.3g} s ago for session {harbor.session_id}"
+    pool.evict_unheld()
+    assert pool.lookup(range(100, 116)).miss.evicted_by_administrator
+    put(pool, range(100, 116))
+    traffic = pool.stats().traffic
+    assert (traffic.misses["never_seen"], traffic.misses["evicted"], traffic.misses["not_committed"]) == (2, 1, 0)
+    assert traffic.recomputed_token_count == 16
+    assert sum(traffic.reuse_gaps.counts) == 1
+    assert traffic.residences.bound_of(0.5) is not None
+
+
 def test_extra_keys_come_with_the_tokens_that_a_commit_adds(pool: Any) -> None:
     """A placeholder that is generated or appended later has its identity too."""
     with pool.allocate(range(8)) as held:
@@ -283,6 +306,30 @@ def test_a_watch_shows_the_index_then_what_happens_and_can_be_resumed(pool: Any)
         revision = watch.revision
     with pool.watch(start_revision=revision) as resumed:
         assert stored == next(event for event in resumed if isinstance(event, BlocksStored))
+
+
+def test_a_recording_tells_of_requests_as_they_end(pool: Any) -> None:
+    """How long they were, and what they have in common; never a token. Closed, it ends without an error."""
+    with pool.record() as recording:
+        assert recording.block_tokens == BLOCK_TOKENS
+        requests = iter(recording)
+        put(pool, range(40))
+        put(pool, range(32))
+        longer, shorter = next(requests), next(requests)
+        assert (longer.input_tokens, shorter.input_tokens) == (40, 32)
+        assert longer.block_names == shorter.block_names
+        assert len(set(longer.block_names)) == 2
+        assert 0 <= longer.arrival_s <= shorter.arrival_s
+        recording.close()
+        assert list(requests) == []
+
+
+def test_a_recording_of_no_pool_is_refused_at_once(harbor: Any, pool: Any) -> None:
+    """Where it is asked for, not where it is read."""
+    handle = harbor.find_pool(pool.name)
+    handle.calls.pool_id = handle.calls.pool_id[:-1] + "999"
+    with pytest.raises(PoolNotFound):
+        handle.record()
 
 
 def test_pools_are_found_listed_and_dropped(harbor: Any, pool: Any) -> None:

@@ -18,7 +18,7 @@ import cuda_stub
 from conftest import StartService
 from integration.client_kinds import KINDS, connector
 from integration.client_worker import LAYOUT, pool_size
-from kvharbor.client import EpochEnded, PoolDevicesMismatch, connect
+from kvharbor.client import EpochEnded, PoolDevicesMismatch, PoolInUse, connect
 from kvharbor.gpumem import driver
 from kvharbor.gpumem.devices import current
 from service_process import ServiceProcess
@@ -202,6 +202,26 @@ def test_a_process_that_does_not_see_the_device_is_told_both(
         harbor.open_pool(pool_name, LAYOUT, pool_size(8), devices=[stub_devices[1]])
         said = run(ELSEWHERE, shared, pool_name, cuda_stub.environment(stub_devices, visible=stub_devices[0]))
     assert said.split() == [stub_devices[1], stub_devices[0]]
+
+
+def test_a_pool_is_dropped_when_nobody_else_has_it(
+    open_harbor: Connect, shared: ServiceProcess, pool_name: str
+) -> None:
+    """C16: refused, it is as it was; dropped, its memory can be had again."""
+    harbor = open_harbor(shared.target)
+    available_bytes = harbor.server_info().memory_available_bytes
+    pool = harbor.open_pool(pool_name, LAYOUT, pool_size(8))
+    assert harbor.server_info().memory_available_bytes <= available_bytes - pool.descriptor.size_bytes
+    write_page(pool.memory, 0, 1, page(6))
+    with connect(shared.target) as other:
+        other.open_pool(pool_name, LAYOUT)
+        with pytest.raises(PoolInUse):
+            harbor.drop_pool(pool_name)
+        assert read_page(pool.memory, 0, 1) == page(6)
+        assert pool.stats().free_block_count == 8
+    assert harbor.drop_pool(pool_name)
+    assert harbor.server_info().memory_available_bytes == available_bytes
+    assert not harbor.drop_pool(pool_name)
 
 
 def test_memory_stays_through_the_services_process_and_comes_anew_in_a_new_epoch(

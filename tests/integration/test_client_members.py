@@ -34,7 +34,7 @@ def test_a_member_reads_what_the_leader_has_written(open_harbor: Connect, servic
     view = memory.views.numpy("k", 0)
     assert view[held.table[0], :, 0, 0].tolist() == list(range(16))
     assert not view.flags.writeable
-    with pytest.raises(SessionRequired):
+    with pytest.raises(SessionRequired, match="a member of a session makes no calls"):
         member.open_pool("p", LAYOUT)
     with pytest.raises(PoolNotFound):
         member.attach_pool(f"{pool.id}9")
@@ -84,7 +84,10 @@ def test_the_loss_of_a_member_is_the_loss_of_the_session(service: ServiceProcess
         lost = service.wait_for("member lost")
         assert (lost["session"], lost["rank"], lost["pid"]) == (int(leader.session_id), 1, rank.pid)
         service.wait_for("session lost")
-        assert isinstance(next(failures(pool.stats)), SessionLost)
+        failure = next(failures(pool.stats))
+        assert isinstance(failure, SessionLost)
+        assert f"the member of rank 1 (pid {rank.pid}) has gone" in str(failure)
+        assert failure.metadata["cause"] in str(failure)
         held.release()
 
 

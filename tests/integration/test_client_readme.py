@@ -111,18 +111,37 @@ def test_the_worker_goes_on_through_a_restart_and_into_the_next_epoch(start_fres
     assert said.splitlines()[2:] == ["at 16", "at 32", "at 40"]
 
 
-def test_ranks_of_an_engine_map_what_the_leader_has_opened(shared_service: ServiceProcess) -> None:
-    """As the example says it; the process that runs it stands for both."""
+def test_ranks_of_an_engine_write_each_its_part(shared_service: ServiceProcess) -> None:
+    """As the example says it, the ranks in threads of the process that runs it; the next engine finds both parts."""
     example = f"""{EXAMPLES[4]}
-from kvharbor.gpumem import DataType, Layout
+import threading
 
-layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
-with connect() as leader:
-    pool = leader.open_pool("ranks", layout, size="1MiB")
-    pool.views.numpy("k", 0)[3] = 5
-    rank_process(leader.join_token, pool.id, 1, lambda views: print((views.numpy("k", 0)[3] == 5).all()))
+def start_rank(join_token, pool_id, table):
+    written = threading.Event()
+
+    def serve(views):
+        views.numpy("k", 0)[table] = 2
+        written.set()
+        done.wait()
+
+    ranks.append(threading.Thread(target=follow, args=(join_token, pool_id, 1, serve)))
+    ranks[0].start()
+    return written.wait
+
+def write(views, table):
+    views.numpy("k", 0)[table] = 1
+
+done, ranks = threading.Event(), []
+print(lead("ranks", [7] * 32, start_rank, write))
+done.set()
+ranks[0].join()
+for part in range(RANKS):
+    with connect() as harbor:
+        pool = harbor.open_pool("ranks", LAYOUT, part=part)
+        with pool.allocate([7] * 33) as sequence:
+            print(sequence.cached_tokens, (pool.views.numpy("k", 0)[sequence.table[:2]] == part + 1).all())
 """
-    assert run(example, shared_service.target) == "True\n"
+    assert run(example, shared_service.target) == "32\n32 True\n32 True\n"
 
 
 def test_an_engine_of_two_streams_says_what_to_wait_for(shared_service: ServiceProcess) -> None:

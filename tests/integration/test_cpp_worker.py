@@ -2,15 +2,14 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cpp_worker import ROOT, CppError, CppWorker, require_build
+from cpp_worker import CppError, CppWorker
 from integration.client_worker import BLOCK_TOKENS, LAYOUT, pool_size, read, stamp
-from kvharbor.client import Pool, connect
+from kvharbor.client import InvalidField, Pool, connect
 from service_process import ServiceProcess
 from waiting import until
 
@@ -238,7 +237,7 @@ def test_members_of_a_session_share_it_across_languages(service: ServiceProcess,
         assert member.peek("k", 1, int(held.table[0])) == 7.0
         with pytest.raises(CppError, match="reading only"):
             member.fill("k", 0, 0, 1.0)
-        with pytest.raises(CppError) as refusal:
+        with pytest.raises(CppError, match="its leader opens the pool") as refusal:
             member.open("p", MODEL, 1, 0)
         assert refusal.value.reason == "SESSION_REQUIRED"
         service.restart_child()
@@ -254,20 +253,55 @@ def test_members_of_a_session_share_it_across_languages(service: ServiceProcess,
 
 
 def test_each_rank_maps_its_own_part(service: ServiceProcess, start_worker: StartWorker) -> None:
-    """The same block is other bytes in each part; a part that is not there is refused."""
+    """The same block is other bytes in each part; a part that is not there is refused, named or by the rank."""
     leader = start_worker(service)
     opened = leader.call("open", "tp", MODEL, 2, pool_size(8))
-    with CppWorker() as member, connect(service.target, join=leader.joining(), rank=2, read_only=True) as reader:
+    with (
+        CppWorker() as member,
+        CppWorker() as beyond,
+        connect(service.target, join=leader.joining(), rank=3, read_only=True) as reader,
+    ):
         member.join(service.socket, 5000, leader.joining(), 1, 0)
+        beyond.join(service.socket, 5000, leader.joining(), 2, 0)
         for worker, part in ((leader, 0), (member, 1)):
-            assert worker.attach_pool(opened["pool_id"], part) == part
+            assert worker.attach_pool(opened["pool_id"]) == part
             worker.fill("k", 0, 2, 10.0 + part)
         for worker, part in ((leader, 0), (member, 1)):
             assert worker.peek("k", 0, 2) == 10.0 + part
         assert (reader.attach_pool(opened["pool_id"], part=1).views.numpy("k", 0)[2] == 11.0).all()
-        with pytest.raises(CppError) as refusal:
-            member.attach_pool(opened["pool_id"], 2)
-        assert (refusal.value.kind, refusal.value.metadata["field"]) == ("CallerMistake", "part")
+        assert reader.attach_pool(opened["pool_id"], part=0).part == 0
+        for worker, named in ((member, (2,)), (beyond, ())):
+            with pytest.raises(CppError, match="part is 2, must be 0 to 1, the ranks of the pool's layout") as refusal:
+                worker.attach_pool(opened["pool_id"], *named)
+            assert (refusal.value.kind, refusal.value.metadata["field"]) == ("CallerMistake", "part")
+        with pytest.raises(InvalidField, match="part is 3, must be 0 to 1, the ranks of the pool's layout"):
+            reader.attach_pool(opened["pool_id"])
+
+
+def test_members_of_an_engine_that_is_not_tensor_parallel_share_its_one_part(
+    service: ServiceProcess, start_worker: StartWorker
+) -> None:
+    """Without a part named, each maps part 0. The leader is told which one of them has gone."""
+    leader = start_worker(service, "p")
+    pool_id = leader.call("open", "p", MODEL, 1, 0)["pool_id"]
+    with CppWorker() as member:
+        member.join(service.socket, 5000, leader.joining(), 5, 0)
+        assert member.attach_pool(pool_id) == 0
+        member.fill("k", 0, 2, 5.0)
+    assert leader.peek("k", 0, 2) == 5.0
+    lost = until(lambda: failure_of(leader.stats))
+    assert lost is not None
+    assert (lost.kind, lost.reason) == ("SessionGone", "SESSION_UNKNOWN")
+    assert f"the member of rank 5 (pid {member.process.pid}) has gone" in lost.metadata["cause"]
+
+
+def failure_of(call: Callable[[], object]) -> CppError | None:
+    """Returns what a call is refused with; None if it is not."""
+    try:
+        call()
+    except CppError as failure:
+        return failure
+    return None
 
 
 def test_a_session_goes_on_with_the_next_process(service: ServiceProcess, start_worker: StartWorker) -> None:
@@ -359,22 +393,3 @@ def test_who_cannot_be_reached_is_named(tmp_path: Path) -> None:
             with pytest.raises(CppError) as odd:
                 worker.connect(path, 5000)
             assert (odd.value.kind, odd.value.metadata["field"]) == ("CallerMistake", "socket_path")
-
-
-def test_the_example_reuses_its_prompt(shared_service: ServiceProcess) -> None:
-    """It is what the README shows, and says so itself when bytes are wrong."""
-    example = (ROOT / "clients" / "cpp" / "examples" / "worker.cpp").read_text()
-    assert example in (ROOT / "clients" / "cpp" / "README.md").read_text()
-    for reused in (0, 96):
-        done = subprocess.run(
-            [require_build() / "kvharbor_example", str(shared_service.socket)],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert (done.stderr, done.returncode) == ("", 0)
-        assert done.stdout.splitlines() == [
-            f"103 tokens, {reused} reused and right",
-            "103 tokens, 96 reused and right",
-        ]

@@ -140,9 +140,15 @@ def test_a_worker_that_does_not_see_the_device_is_told_both_sides(start_fresh: S
 
 
 def test_a_service_that_is_not_there_cannot_be_worked_for(tmp_path: Path) -> None:
-    """Who asks for it means it: the status is an error."""
-    report = examined("--socket", str(tmp_path / "kv.sock"), "--attach", environment=plain())
+    """Who asks for it means it: the status is an error, but of the arena nothing is said."""
+    path = tmp_path / "kv.sock"
+    report = examined("--socket", str(path), "--attach", environment=plain())
     assert (report.status, report.state("worker.attach"), report.state("service.answer")) == (1, "FAIL", "WARN")
+    told = report.findings["worker.attach"]["found"]
+    assert told.startswith(f"cannot be told: no kvharbor service answers at {path} (")
+    shown = run("--socket", str(path), "--attach", environment=plain(COLUMNS="80"))
+    assert "the chosen arena host: cannot be told, see worker.attach" in shown.stdout
+    assert "│worker.attach " in shown.stdout  # a name is searched for: it is not folded
 
 
 def test_a_service_without_memory_left_is_not_blamed(start_fresh: StartService) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import cuda_stub
 from conftest import StartService
 from kvharbor.v1 import pool_service_pb2 as pools
 from raw_caller import BLOCK_BYTES, RawCaller, refused, small_layout
 from service_process import ServiceProcess
+from session_worker import SessionWorker
 
 pytestmark = pytest.mark.slow
 Declare = Callable[..., str]
@@ -36,6 +38,25 @@ def declare(tmp_path: Path) -> Declare:
         return str(file)
 
     return write
+
+
+OPEN_ON_DEVICE = """
+from device_memory import attached
+from kvharbor.v1 import pool_service_pb2 as pools
+
+opened = caller.call(caller.pools.OpenPool, pools.OpenPoolRequest(name="p", layout=raw.small_layout()))
+memory = attached(caller.side, opened.pool.pool_id)
+sequence = caller.allocate(opened.pool.pool_id, *range(20))
+block = sequence.table.block_ids[0]
+result = [opened.pool.arena_kind, [part.device for part in opened.pool.parts], opened.created]
+"""
+WRITE = f"""
+memory.write(block, bytes([7]) * {BLOCK_BYTES})
+caller.commit(opened.pool.pool_id, sequence.sequence_id, 20)
+memory.mapped.close()
+caller.close()
+"""
+READ = "result = [sequence.cached_tokens, memory.read(block).hex()]"
 
 
 def opened(caller: RawCaller, size_bytes: int = 0) -> pools.OpenPoolResponse:
@@ -81,6 +102,26 @@ def test_after_a_restart_it_is_recovered_not_made_again(start_fresh: StartServic
         assert (again.created, again.pool.pool_id) == (False, pool_id)
         assert caller.allocate(pool_id, *range(40)).cached_tokens == 32
     assert len(service.entries("pool made")) == 1
+
+
+@pytest.mark.parametrize("arena", ["cuda_ipc", "cuda_vmm"])
+def test_it_lies_on_a_device_if_the_arena_does_and_is_recovered_there(
+    arena: str, start_fresh: StartService, declare: Declare
+) -> None:
+    """Made before readiness, on the stub of the driver; after a kill -9 a worker finds its own bytes there."""
+    device = cuda_stub.new_uuid()
+    environment = cuda_stub.environment([device])
+    service = start_fresh(config=declare(), arena=arena, cuda_runtime="driver", memory="32MiB", environment=environment)
+    there = [arena, [device], False]
+    on_stub = {**environment, "KVHARBOR_CUDA_RUNTIME": "driver"}
+    with SessionWorker(service.socket, environment=on_stub) as writer:
+        assert writer.run(OPEN_ON_DEVICE) == there
+        writer.run(WRITE)
+    service.restart_child()
+    with SessionWorker(service.socket, environment=on_stub) as reader:
+        assert reader.run(OPEN_ON_DEVICE) == there
+        assert reader.run(READ) == [16, (b"\7" * BLOCK_BYTES).hex()]
+    assert [len(service.entries(event)) for event in ("pool made", "pool recovered")] == [1, 1]
 
 
 def test_one_that_was_declared_otherwise_meanwhile_stays_as_it_is(start_fresh: StartService, declare: Declare) -> None:

@@ -1,5 +1,6 @@
 """Pools on devices, on the stub of the driver: both arenas, and the death of everybody who has a part in them."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +47,7 @@ def start(start_fresh: StartService) -> StartOnDevices:
     """Starts a service of the arena `kind` on devices of the stub. `faults` are the stub's; the rest are flags."""
 
     def started(
-        kind: str, devices: list[str], *, faults: Mapping[str, str] = MappingProxyType({}), **flags: str
+        kind: str, devices: list[str], /, *, faults: Mapping[str, str] = MappingProxyType({}), **flags: str
     ) -> ServiceProcess:
         flags = {"arena": kind, "cuda_runtime": "driver", "memory": "32MiB", **flags}
         return start_fresh(environment={**on_stub(devices), **faults}, **flags)
@@ -81,6 +82,16 @@ def come_back(caller: RawCaller, pool_id: str) -> None:
 def keeper_pid(service: ServiceProcess) -> int:
     """Returns the process that keeps the memory of the service's one device."""
     return int(service.entries("keeper began")[-1]["pid"])
+
+
+def maker_pid(service: ServiceProcess, device: str) -> int:
+    """Returns the process of a service that has memory of the device; 0 while none has."""
+    supervisor = service.process.pid
+    for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if any(f"kvstub-{device}" in str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+                return int(pid)
+    return 0
 
 
 def is_gone(pid: int) -> bool:
@@ -240,6 +251,35 @@ def test_pools_lie_on_the_devices_that_are_named_or_where_most_room_is(start: St
         assert devices_of(caller, opening("a", devices=[second])) == [second]
 
 
+def test_a_uuid_is_one_devices_in_any_spelling(device: str, start: StartOnDevices) -> None:
+    """Other tools write other cases: in a setting and in a request."""
+    spelled = device[:4] + device[4:].upper()
+    service = start("cuda_vmm", [device], devices=spelled)
+    with RawCaller(str(service.socket)) as caller:
+        assert [each.uuid for each in info(caller).devices] == [device]
+        for _ in range(2):
+            assert devices_of(caller, opening("p", 2**20, devices=[spelled])) == [device]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pools_have_the_pieces_that_the_memory_comes_in(kind: str, device: str, start: StartOnDevices) -> None:
+    """S8: a small pool takes a whole piece of 2 MiB, which no other has; the next process counts it too."""
+    service = start(kind, [device], faults={"KVSTUB_GRANULARITY": str(2 * 2**20)}, memory="5MiB")
+    with RawCaller(str(service.socket)) as caller:
+        first = caller.call(caller.pools.OpenPool, opening("a", 2 * BLOCK_BYTES)).pool
+        assert info(caller).memory_available_bytes == 3 * 2**20
+        service.restart_child()
+        come_back(caller, first.pool_id)
+        rest = caller.call(caller.pools.OpenPool, opening("rest")).pool
+        assert rest.size_bytes == 2 * 2**20
+        with refused() as found:
+            caller.call(caller.pools.OpenPool, opening("more", 2 * BLOCK_BYTES))
+        assert (found[0].reason, found[0].metadata["availableBytes"]) == ("INSUFFICIENT_MEMORY", str(2**20))
+        for each in (first, rest):
+            caller.call(caller.pools.DropPool, pools.DropPoolRequest(pool_id=each.pool_id))
+        assert info(caller).memory_available_bytes == 5 * 2**20
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_map_their_parts_by_uuid_whatever_their_ordinals_are(kind: str, start: StartOnDevices) -> None:
     """F5: one sees only the second device, as its first; one sees both the other way round; one sees the wrong one."""
@@ -322,6 +362,19 @@ def test_a_device_that_fails_ends_the_process_and_the_next_goes_on(device: str, 
         assert worker.run(READ, block=block) == content(9)
 
 
+def test_a_death_on_the_way_does_not_replace_the_trial_of_the_arena(device: str, tmp_path: Path) -> None:
+    """Nobody may rely on memory that was never shared: the process after goes on with the life, and tries it out."""
+    slow = tmp_path / "slow"
+    slow.touch()
+    environment = {**on_stub([device]), "KVSTUB_SLOW": f"cuMemExportToShareableHandle:30:{slow}"}
+    with ServiceProcess(tmp_path / "kv.sock", "--arena=cuda_vmm", "--memory=32MiB", environment=environment) as service:
+        os.kill(until(lambda: maker_pid(service, device)), signal.SIGKILL)
+        slow.unlink()
+        assert service.wait_for("ready")["restart_count"] == 1
+        assert len(service.entries("arena tried out")) == 1
+        assert service.stop() == 0
+
+
 def test_a_fork_without_room_for_its_copy_is_refused(device: str, start: StartOnDevices) -> None:
     """The service makes its context with the first copy, and the device may be full by then: that breaks nothing."""
     # Its third one, after those of the start.
@@ -340,6 +393,10 @@ def test_a_fork_without_room_for_its_copy_is_refused(device: str, start: StartOn
     assert not service.entries("service process ended")
 
 
+UNLISTED = ("cuDeviceGetUuid", "cuDeviceGetCount")
+"""Where these fail, no device has a name."""
+
+
 @pytest.mark.parametrize(
     ("faults", "flags", "words"),
     [
@@ -349,6 +406,9 @@ def test_a_fork_without_room_for_its_copy_is_refused(device: str, start: StartOn
         ({"KVSTUB_MPS": "1"}, [], ["setting allow_mps"]),
         ({"KVSTUB_FAIL": "cuMemExportToShareableHandle:1"}, [], ["setting arena", "cuda_vmm"]),
         ({"KVSTUB_FAIL": "cuMemGetInfo:1"}, [], ["setting devices", "cuMemGetInfo"]),
+        ({"KVSTUB_FAIL": "cuDeviceGetAttribute:1"}, [], ["setting devices", "cuDeviceGetAttribute"]),
+        ({"KVSTUB_FAIL": "cuDeviceGetUuid:1"}, [], ["setting arena", "cuDeviceGetUuid", "kvharbor doctor"]),
+        ({"KVSTUB_FAIL": "cuDeviceGetCount:1"}, [], ["setting arena", "cuDeviceGetCount", "kvharbor doctor"]),
         (
             {"KVSTUB_FAIL": "cuIpcGetMemHandle:1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
             ["--arena=cuda_ipc", "--cuda-runtime=driver"],
@@ -366,4 +426,5 @@ def test_a_start_that_cannot_be_says_why(
         tmp_path / "kv.sock", "--arena=cuda_vmm", *flags, within_s=20.0, environment=environment, most_tries=1
     )
     assert [word for word in words if word not in line] == []
-    assert device in line or "KVSTUB_DEVICES" in faults
+    names_no_device = "KVSTUB_DEVICES" in faults or faults.get("KVSTUB_FAIL", "").startswith(UNLISTED)
+    assert device in line or names_no_device

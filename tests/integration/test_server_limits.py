@@ -1,5 +1,6 @@
 """What is too much for one call is refused at once and whole, and what a caller abandons is not lost."""
 
+import mmap
 import resource
 import time
 from array import array
@@ -10,10 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
+from conftest import StartService
+from kvharbor.server.sizes import exact_size
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import types_pb2
-from raw_caller import BLOCK_BYTES, DEADLINE_S, RawCaller, Refused, refused, small_layout, tokens
+from raw_caller import DEADLINE_S, RawCaller, Refused, refused, small_layout, tokens
 from service_process import ServiceProcess
 
 # Far above what a refusal takes, far below what taking the request apart would.
@@ -122,10 +125,9 @@ def test_a_budget_that_is_used_up_is_no_mistake_of_the_caller(service: ServicePr
             request = pools.OpenPoolRequest(name="more", layout=small_layout(), size_bytes=size_bytes)
             found = refusal(caller, caller.pools.OpenPool, request)
             assert (found.code, found.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "INSUFFICIENT_MEMORY")
-            needed_bytes = size_bytes or 2 * BLOCK_BYTES
-            assert (
-                found.message == f"needs {needed_bytes} bytes, the setting memory leaves {left_bytes} bytes: {remedy}"
-            )
+            # Two blocks would be less than a page, in which memory comes.
+            needed, left = exact_size(size_bytes or mmap.PAGESIZE), exact_size(left_bytes)
+            assert found.message == f"needs {needed}, the setting memory leaves {left}: {remedy}"
 
 
 @pytest.mark.slow
@@ -167,3 +169,14 @@ def few_descriptors() -> Iterator[int]:
 def test_sessions_are_not_limited_by_the_usual_soft_limit(few_descriptors: int, service: ServiceProcess) -> None:
     """Each takes two descriptors, and 1,024 sessions are allowed by default."""
     assert resource.prlimit(service.child_pid, resource.RLIMIT_NOFILE) == (few_descriptors, few_descriptors)
+
+
+@pytest.mark.slow
+def test_memory_that_holds_hardly_a_pool_is_warned_of(start_fresh: StartService) -> None:
+    """A unit may be a mistake; up to a megabyte nobody means it, from there on nothing is said."""
+    warning = "memory has hardly room for a pool"
+    little = start_fresh(memory="1024B")
+    assert little.wait_for(warning)["memory"] == "1024 bytes (1.0 KiB)"
+    enough = start_fresh(memory="1MiB")
+    enough.wait_for("ready")
+    assert warning not in "".join(enough.lines)

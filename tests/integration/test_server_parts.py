@@ -1,5 +1,6 @@
 """Pools of several parts: one arena a rank, the same blocks in each, and every rank maps its own."""
 
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -137,7 +138,7 @@ def test_all_parts_count(service: ServiceProcess) -> None:
         assert found[0].reason == "INSUFFICIENT_MEMORY"
         assert int(found[0].metadata["neededBytes"]) == whole // 2 * 3
         rest = caller.call(caller.pools.OpenPool, pools.OpenPoolRequest(name="rest", layout=layout)).pool
-        assert 0 <= available_bytes() < 3 * BLOCK_BYTES
+        assert 0 <= available_bytes() < 3 * mmap.PAGESIZE
         for each in (pool_id, rest.pool_id):
             caller.call(caller.pools.DropPool, pools.DropPoolRequest(pool_id=each))
         assert available_bytes() == whole

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import grpc
 import pytest
 
 from conftest import StartService
+from kvharbor.client import connect
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import cache_service_pb2_grpc
 from kvharbor.v1 import pool_service_pb2 as pools
@@ -95,6 +98,20 @@ def test_eviction_is_for_administrators(both: tuple[RawCaller, RawCaller]) -> No
 
 @pytest.mark.root
 @pytest.mark.slow
+def test_recording_is_for_administrators(both: tuple[RawCaller, RawCaller]) -> None:
+    """[G8] Not even one's own pool; an administrator records any tenant's."""
+    administrator, stranger = both
+    pool_id = stranger.open_pool("p")
+    with refused() as found:
+        next(stranger.call(stranger.cache.Record, cache.RecordRequest(pool_id=pool_id)))
+    assert (found[0].code, found[0].reason) == (grpc.StatusCode.PERMISSION_DENIED, "ADMIN_REQUIRED")
+    stream = administrator.call(administrator.cache.Record, cache.RecordRequest(pool_id=pool_id))
+    assert next(stream).block_tokens == 16
+    stream.cancel()
+
+
+@pytest.mark.root
+@pytest.mark.slow
 def test_sessions_are_listed_and_killed_by_administrators_only(both: tuple[RawCaller, RawCaller]) -> None:
     """Others learn of nobody's, and end nobody's, the service's process included."""
     _, stranger = both
@@ -137,3 +154,31 @@ def test_callers_without_a_session_are_who_the_settings_say(start_fresh: StartSe
             with refused() as found:
                 anonymous.Allocate(cache.AllocateRequest(pool_id=pool_id, token_ids=tokens(1)), timeout=5)
             assert found[0].reason == "SESSION_REQUIRED"
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_an_administrator_acts_on_the_pool_that_it_means(both: tuple[RawCaller, RawCaller], open_folder: Path) -> None:
+    """[S7] Its own before a stranger's of the same name, and the stranger's if that is named or the only one."""
+    administrator, stranger = both
+    strangers_id, own_id = stranger.open_pool("p"), administrator.open_pool("p")
+    socket, tenant = str(open_folder / "a.sock"), f"uid-{OTHER_UID}"
+    with connect(socket) as harbor:
+        assert (harbor.find_pool("p").id, harbor.find_pool("p", tenant).id) == (own_id, strangers_id)
+        administrator.call(administrator.pools.CloseSession, pools.CloseSessionRequest())
+        assert {pool.tenant for pool in harbor.stats("p").pools} == {"uid-0", tenant}
+        assert harbor.drop_pool("p")
+        assert not harbor.drop_pool("p")  # a repeated call is not the stranger's loss
+        assert [pool.pool_id for pool in harbor.stats("p", tenant).pools] == [strangers_id]
+        stranger.call(stranger.pools.CloseSession, pools.CloseSessionRequest())
+        command = [sys.executable, "-m", "kvharbor.server.cli"]
+        ended = subprocess.run(
+            [*command, "exec", "--pool", "p", "--socket", socket, "--", "true"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert (ended.returncode, harbor.list_pools()[0].tenant) == (1, tenant), ended.stderr
+    told = subprocess.check_output([*command, "drop", "p", "--socket", socket], text=True, timeout=30)
+    assert told == f"pool p of tenant {tenant} dropped\n"

@@ -21,7 +21,7 @@ import cuda_stub
 from fake_service import DEADLINE_S, FakeService, MakeArena
 from integration.client_kinds import KINDS, connector
 from integration.client_worker import LAYOUT
-from ipc_owner import IpcOwner
+from ipc_owner import IpcOwner, OwnedArena
 from kvharbor.client import (
     DeviceNotVisible,
     EpochEnded,
@@ -48,26 +48,6 @@ from kvharbor.gpumem.devices import current
 
 Connect = Callable[..., Any]
 pytestmark = pytest.mark.slow
-
-
-@dataclass(frozen=True)
-class OwnedArena:
-    """A cuda_ipc arena, which is another process's."""
-
-    owner: IpcOwner
-    exported: Export
-
-    kind = ArenaKind.CUDA_IPC
-
-    @property
-    def size_bytes(self) -> int:
-        return self.exported.size_bytes
-
-    def export(self) -> Export:
-        return self.exported
-
-    def close(self) -> None:
-        self.owner.free(self.exported)
 
 
 @dataclass(frozen=True)

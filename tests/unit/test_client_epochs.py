@@ -104,6 +104,29 @@ def test_views_show_the_new_memory_at_the_old_addresses(open_harbor: Connect, se
     gc.collect()
 
 
+def test_a_service_that_waits_for_the_old_memory_gets_it_and_is_waited_for(
+    open_harbor: Connect, service: FakeService
+) -> None:
+    """C12: the new epoch is told before the service is ready, which it may not be until the old memory is gone."""
+    harbor = open_harbor(service.target, on_epoch=lambda *_: None)
+    pool = harbor.open_pool("p", LAYOUT)
+    assert service.mapped_epochs() == {"e1"}
+    service.starting = True
+    service.new_epoch()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(after_epochs, pool.stats)
+        while service.hellos.get(timeout=DEADLINE_S).resume.epoch != "e1":
+            pass
+        for _ in range(2):
+            assert not service.hellos.get(timeout=DEADLINE_S).HasField("resume")
+        assert service.mapped_epochs() == {"e2"}  # that of the fake itself
+        # One that gives up is followed by another.
+        service.new_epoch()
+        assert not service.hellos.get(timeout=DEADLINE_S).HasField("resume")
+        service.starting = False
+        assert asked.result(DEADLINE_S).pool_id == "e3.1"
+
+
 def test_without_on_epoch_the_harbor_ends_and_its_memory_stays(open_harbor: Connect, service: FakeService) -> None:
     """Arrays stay readable, as after a close; every call says that the service was replaced."""
     pool = open_harbor(service.target).open_pool("p", LAYOUT)
@@ -250,6 +273,16 @@ def test_a_member_maps_what_the_leader_has_opened(open_harbor: Connect, service:
     held.release()
 
 
+def test_a_leader_has_no_mapping_that_does_not_follow_epochs(open_harbor: Connect, service: FakeService) -> None:
+    """C13: attach_pool is for members; nothing is asked for."""
+    leader = open_harbor(service.target)
+    pool = leader.open_pool("p", LAYOUT)
+    asked = len(service.attaches)
+    with pytest.raises(InvalidField, match="take the memory of open_pool") as error:
+        leader.attach_pool(pool.id)
+    assert (error.value.metadata["field"], len(service.attaches)) == ("join", asked)
+
+
 def test_a_member_ends_with_the_epoch(service: FakeService) -> None:
     """It joins the leader's new session when the engine tells it how."""
     with connect(service.target) as leader:
@@ -268,6 +301,7 @@ def test_a_member_ends_with_the_epoch(service: FakeService) -> None:
         {"rank": 1},
         {"read_only": True},
         {"join": "t", "rank": 1, "on_epoch": print},
+        {"join": "t", "rank": 1, "on_moved": print},
         {"away_wait_s": -1.0},
         {"away_wait_s": "soon"},
         {"timeout_s": 0},

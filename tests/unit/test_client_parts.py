@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.leaks import mapped_arenas
 from fake_service import FakeService
 from integration.client_kinds import KINDS, connector
 from integration.client_worker import LAYOUT
-from kvharbor.client import EpochEnded, InvalidField
+from kvharbor.client import EpochEnded, InvalidField, SessionRequired
 
 Connect = Callable[..., Any]
 PARTED = dataclasses.replace(LAYOUT, tp_size=3)
@@ -69,15 +70,73 @@ def test_a_part_may_be_named(open_harbor: Connect, service: FakeService) -> None
 
 
 def test_members_of_an_engine_that_is_not_tensor_parallel_share_its_one_part(
-    open_harbor: Connect, service: FakeService
+    open_harbor: Connect, tmp_path: Path
 ) -> None:
-    """A rank beyond the parts maps part 0; a part that is named and is not there is refused."""
+    """Where tp_size is 1 every rank maps part 0; a part that is named and is not there is refused."""
+    with contextlib.closing(FakeService(tmp_path, LAYOUT, block_count=8)) as service:
+        leader = open_harbor(service.target)
+        pool = leader.open_pool("p", LAYOUT)
+        member = open_harbor(service.target, join=leader.join_token, rank=3)
+        memory = member.attach_pool(pool.id)
+        stamp(memory, 4.0)
+        assert memory.part == 0
+        assert (pool.views.numpy("k", 0) == 4.0).all()
+        with pytest.raises(InvalidField):
+            member.attach_pool(pool.id, part=3)
+
+
+def test_a_rank_beyond_the_parts_is_refused(open_harbor: Connect, service: FakeService) -> None:
+    """A rank that is off by one must not write over that of another."""
     leader = open_harbor(service.target)
     pool = leader.open_pool("p", PARTED)
     member = open_harbor(service.target, join=leader.join_token, rank=3)
-    assert member.attach_pool(pool.id).part == 0
-    with pytest.raises(InvalidField):
-        member.attach_pool(pool.id, part=3)
+    mapped = len(mapped_arenas())
+    with pytest.raises(InvalidField) as refused:
+        member.attach_pool(pool.id)
+    assert refused.value.metadata["field"] == "part"
+    assert len(mapped_arenas()) == mapped
+
+
+@pytest.mark.parametrize(("pool_id", "part", "field"), [(99, None, "pool_id"), ("e1.1", "0", "part")])
+def test_what_names_no_pool_or_part_is_refused_before_anything_is_sent(
+    open_harbor: Connect, service: FakeService, pool_id: Any, part: Any, field: str
+) -> None:
+    """As any value that a field cannot hold."""
+    leader = open_harbor(service.target)
+    member = open_harbor(service.target, join=leader.join_token, rank=1)
+    with pytest.raises(InvalidField, match=field):
+        member.attach_pool(pool_id, part=part)
+    assert service.attaches == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda member: member.open_pool("p", PARTED),
+        lambda member: member.stats(),
+        lambda member: member.list_pools(),
+    ],
+    ids=["open_pool", "stats", "list_pools"],
+)
+def test_a_member_makes_no_calls(open_harbor: Connect, service: FakeService, use: Callable[[Any], Any]) -> None:
+    """C13: it is told so, and what to do, before anything is sent."""
+    leader = open_harbor(service.target)
+    member = open_harbor(service.target, join=leader.join_token, rank=1)
+    with pytest.raises(SessionRequired, match="its leader opens the pool"):
+        use(member)
+    assert not service.calls
+
+
+@pytest.mark.parametrize(
+    ("join", "rank", "words"),
+    [("join", 0, "must be 1 or more with join: rank 0 is the leader's"), ("", 1, "must be 0 without join: give the")],
+)
+def test_a_rank_and_a_join_token_go_together(
+    open_harbor: Connect, service: FakeService, join: str, rank: int, words: str
+) -> None:
+    """The leader has rank 0 and joins nobody."""
+    with pytest.raises(InvalidField, match=words):
+        open_harbor(service.target, join=join, rank=rank)
 
 
 @pytest.mark.parametrize("part", [-1, 3, 1.0, "0"])

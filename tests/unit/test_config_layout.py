@@ -57,7 +57,7 @@ def test_what_a_layout_table_leaves_out_is_as_in_the_library(tmp_path: Path) -> 
     [
         ("", LAYOUT, r"setting pools\.main \(file\): a pool with a layout is made at the start: give its size"),
         ('tenant = "a"', "", r"setting pools\.main \(file\): tenant is for a pool that is made at the start"),
-        ('size = "1KiB"', LAYOUT, r"setting pools\.main \(file\): 1024 bytes hold less than one block .*at least"),
+        ('size = "1KiB"', LAYOUT, r"setting pools\.main \(file\): 1024 bytes \(.* hold less than one block .*at least"),
         ('size = "1MiB"', LAYOUT.replace("= 32", "= 33"), r"pools\.main \(file\): block_tokens is 33, must be"),
         ('size = "1MiB"', LAYOUT.replace("model", "modle"), r"pools\.main\.layout\.model \(file\): Field required"),
         (

@@ -4,6 +4,8 @@ from decimal import Decimal
 
 import pytest
 
+from kvharbor.gpumem import amounts
+from kvharbor.server import sizes
 from kvharbor.server.sizes import Share, format_size, parse_size, parse_size_or_share
 
 
@@ -27,7 +29,7 @@ def test_decimal_and_binary_units_are_told_apart(text: str, size_bytes: int) -> 
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("512", "write e.g. 512GiB, or 512B for bytes"),
+        ("512", "write e.g. 512MiB or 512GiB, or 512B for bytes"),
         ("0", "write a positive number and a unit"),
         ("0GiB", "write a positive number and a unit"),
         ("0.5B", "less than one byte"),
@@ -62,3 +64,10 @@ def test_a_share_outside_its_range_is_refused(text: str) -> None:
 def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:
     """For people: one decimal, binary units."""
     assert [format_size(size) for size in (0, 1023, 1536, 2**30)] == ["0 B", "1023 B", "1.5 KiB", "1.0 GiB"]
+
+
+def test_a_size_that_is_refused_is_told_to_the_byte_and_in_units() -> None:
+    """What is needed and what is there may differ by less than a unit shows."""
+    for told in (sizes.exact_size, amounts.exact_size):
+        assert [told(size) for size in (0, 1023, 1024)] == ["0 bytes", "1023 bytes", "1024 bytes (1.0 KiB)"]
+        assert [told(size) for size in (2**31, 2**60)] == ["2147483648 bytes (2.0 GiB)", f"{2**60} bytes (1024.0 PiB)"]

@@ -205,13 +205,14 @@ def test_every_setting_says_what_it_means() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
 
-U0, U1 = "GPU-00000000-0000-0000-0000-000000000000", "MIG-00000000-0000-0000-0000-000000000001"
+U0, U1 = "GPU-00000000-0000-0000-0000-000000000000", "MIG-00000000-0000-0000-0000-00000000000b"
 
 
 @pytest.mark.parametrize(
     ("flags", "variables", "text"),
     [
         ({"devices": f"{U0}, {U1}"}, {}, ""),
+        ({"devices": f"{U0.lower()},{U1[:4]}{U1[4:].upper()}"}, {}, ""),
         ({}, {"KVHARBOR_DEVICES": f"{U0},{U1}"}, ""),
         ({}, {}, f'devices = ["{U0}", "{U1}"]'),
     ],
@@ -231,6 +232,7 @@ def test_devices_are_listed_with_commas_or_in_the_file(
     [
         ({"devices": "0"}, r"setting devices \(flag\): '0' are no devices; write each once, by its UUID"),
         ({"devices": f"{U0},{U0}"}, "write each once"),
+        ({"devices": f"{U0},{U0.lower()}"}, "write each once"),
         ({"devices": ""}, "are no devices"),
         ({"devices": U0, "arena": "host"}, r"setting devices \(flag\): the arena host lies on no device"),
         ({"arena": "cuda"}, r"setting arena \(flag\): 'cuda': Input should be 'host', 'cuda_ipc' or 'cuda_vmm'"),

@@ -1,6 +1,7 @@
 """What a check is: never in the way of another, never silent about an error."""
 
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from kvharbor.gpumem.arena import ArenaKind
 from kvharbor.server.doctor import examination
-from kvharbor.server.doctor.check import ANY_ARENA, ON_DEVICES, UNFORESEEN, Check, State, obstacles, ok, warn
+from kvharbor.server.doctor.check import ANY_ARENA, ON_DEVICES, UNFORESEEN, Check, Outcome, State, obstacles, ok, warn
 from kvharbor.server.doctor.examination import TOPICS, examined
 from kvharbor.server.doctor.report import conclusion, table_of
 from made_up_machine import MadeUpMachine
@@ -55,6 +56,24 @@ def test_a_failing_check_or_topic_stops_no_other(tmp_path: Path, monkeypatch: py
     findings = list(examined(MadeUpMachine.plain_host(tmp_path).surroundings()))
     assert [finding.check for finding in findings] == ["driver.broken", "place.so_so", "driver", "kernel.fine"]
     assert findings[2].state is State.FAIL
+
+
+def test_a_check_that_never_ends_stops_its_topic_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hang in any call: what else can be known is told all the same."""
+    end = threading.Event()
+
+    def hanging() -> Outcome:
+        end.wait()
+        return ok("too late")
+
+    topics = (topic("driver", SO_SO, Check("driver.hangs", hanging, ON_DEVICES), SO_SO), topic("kernel", FINE))
+    monkeypatch.setattr(examination, "TOPICS", topics)
+    monkeypatch.setattr(examination, "DEADLINE_S", 0.5)
+    findings = list(examined(MadeUpMachine.plain_host(tmp_path).surroundings()))
+    end.set()
+    assert [finding.check for finding in findings] == ["place.so_so", "driver.hangs", "kernel.fine"]
+    assert (findings[1].state, findings[1].found) == (State.FAIL, "no answer within 0.5 s")
+    assert [each.check for each in obstacles(findings, ArenaKind.CUDA_VMM)] == ["driver.hangs"]
 
 
 def test_only_failures_that_an_arena_needs_are_in_its_way() -> None:

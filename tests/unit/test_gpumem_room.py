@@ -158,7 +158,7 @@ def test_a_need_beyond_the_room_is_refused_with_both_numbers_and_the_limiter(tmp
         "availableBytes": str(GIB - 10),
         "limitedBy": "/sys/fs/cgroup/box",
     }
-    assert f"needs {GIB} bytes, /sys/fs/cgroup/box leaves {GIB - 10}" in str(raised.value)
+    assert f"needs {GIB} bytes (1.0 GiB), /sys/fs/cgroup/box leaves {GIB - 10} bytes" in str(raised.value)
 
 
 def test_this_machine_has_room() -> None:

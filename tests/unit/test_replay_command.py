@@ -1,6 +1,7 @@
 """`kvharbor replay` and `generate-trace`: what they print."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -51,12 +52,48 @@ def test_people_get_a_table_and_a_picture(file: Path, tmp_path: Path) -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
 
 
+def test_lines_are_told_apart_without_colours(file: Path, tmp_path: Path) -> None:
+    """By letters on a terminal, by dashes in the file; what stderr tells meanwhile has a line a setting."""
+    picture = tmp_path / "picture.svg"
+    done = run("replay", file, "--blocks", "10%", "--blocks", "100%", "--svg", picture)
+    drawn, legend = done.stdout.split("hit rate over capacity")[1].split("└")
+    names = dict(re.findall(r"([A-Z]) ━━ (\S+)", legend))
+    assert sorted(names.values()) == ["auto", "lru", "offline"]
+    assert set(re.findall("[A-Z]", drawn)) == set(names)
+    lines = ElementTree.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert len({line.get("stroke-dasharray") for line in lines}) == len(lines) == 3
+    assert [line.split(":")[0] for line in done.stderr.splitlines()[:6]] == [f"{at} of 6" for at in range(1, 7)]
+
+
+def test_no_figure_of_the_table_is_cut(file: Path) -> None:
+    """In the eighty columns of a file or a small terminal."""
+    done = CliRunner().invoke(app, ["replay", str(file), "--blocks", "10%"], env={"COLUMNS": "80"})
+    assert "…" not in done.stdout
+    assert re.search(r"│ +10\.\d% │", done.stdout)
+
+
+def test_a_generated_trace_overwrites_nothing_unasked(tmp_path: Path) -> None:
+    """And what was written is told, apart from what may be the file."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("mine")
+    refused = run("generate-trace", path, "--conversations", 2)
+    assert (str(refused.exception), path.read_text()) == (
+        f"{path} is there already: name another file, or overwrite it with --force",
+        "mine",
+    )
+    done = run("generate-trace", path, "--conversations", 2, "--force")
+    assert (done.exit_code, done.stdout) == (0, "")
+    written = len(path.read_text().splitlines()) - 1
+    assert done.stderr == f"{path}: {written} requests of 2 conversations, in blocks of 64\n"
+
+
 def test_one_capacity_makes_no_picture(file: Path, tmp_path: Path) -> None:
     """A point is no curve."""
     done = run("replay", file, "--blocks", "50%")
     assert (done.exit_code, "━━" in done.stdout.split("└")[-1]) == (0, False)
     failed = run("replay", file, "--blocks", "50%", "--svg", tmp_path / "none.svg")
     assert isinstance(failed.exception, CommandError)
+    assert failed.stderr == ""  # refused before anything is replayed
     assert not (tmp_path / "none.svg").exists()
 
 

@@ -13,9 +13,9 @@ from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
 from kvharbor.pool.steps import Steps, finish
 from kvharbor.server.admission import Admission, Application
-from kvharbor.server.errors import SessionUnknown
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
+from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.server.turns import Turns
 
 BLOCK_TOKENS = 16

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import cuda_stub
+from contract.leaks import open_descriptors
 from kvharbor.gpumem import (
     DataType,
     DeviceFailed,
@@ -19,7 +20,7 @@ from kvharbor.gpumem import (
     device_of,
     driver,
 )
-from kvharbor.gpumem.devices import current, memory_of
+from kvharbor.gpumem.devices import current, memory_of, release_context
 from kvharbor.server.device_arenas import VmmArenas
 from kvharbor.server.work_thread import DeviceThread
 
@@ -144,3 +145,60 @@ def test_a_call_that_fails_ends_the_process(
     (failure,) = crashes.failures
     assert isinstance(failure, DeviceFailed)
     assert failure.call == "cuMemcpy2DAsync"
+
+
+@pytest.mark.parametrize("fault", ["cuMemcpy2DAsync:2:2", "cuStreamSynchronize:1:2"])
+def test_a_copy_that_is_queued_is_never_refused(
+    fault: str, arenas: VmmArenas, devices: tuple[str, str], crashes: Crashes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S26: whoever were told that there is no room would give away a block that is still written."""
+
+    async def scenario() -> None:
+        (part,) = await arenas.make(devices[:1], DESCRIPTOR.size_bytes, "test", lambda: False)
+        monkeypatch.setenv("KVSTUB_FAIL", fault)
+        with pytest.raises(DeviceFailed):
+            await part.copy(DESCRIPTOR, [(0, 1), (0, 2)])
+        monkeypatch.delenv("KVSTUB_FAIL")
+        await part.close()
+
+    asyncio.run(scenario())
+    assert [getattr(failure, "call", "") for failure in crashes.failures] == [fault.split(":")[0]]
+
+
+@pytest.mark.parametrize("call", ["cuDevicePrimaryCtxRetain", "cuMemMap", "cuStreamCreate"])
+def test_a_copy_that_has_not_begun_is_refused_for_want_of_memory(
+    call: str, arenas: VmmArenas, devices: tuple[str, str], crashes: Crashes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is broken: the next one may find room."""
+
+    async def scenario() -> None:
+        (part,) = await arenas.make(devices[:1], DESCRIPTOR.size_bytes, "test", lambda: False)
+        release_context(device_of(devices[0]))
+        monkeypatch.setenv("KVSTUB_FAIL", f"{call}:1:2")
+        with pytest.raises(InsufficientMemory, match=f"{call}.*the service's own context"):
+            await part.copy(DESCRIPTOR, [(0, 1)])
+        monkeypatch.delenv("KVSTUB_FAIL")
+        await part.copy(DESCRIPTOR, [(0, 1)])
+        await part.close()
+
+    asyncio.run(scenario())
+    assert crashes.failures == []
+
+
+def test_memory_that_is_not_let_go_ends_the_process(
+    arenas: VmmArenas, devices: tuple[str, str], crashes: Crashes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Want of memory is a refusal of what is asked for, and letting go asks for nothing."""
+    fds = open_descriptors()
+
+    async def scenario() -> None:
+        (part,) = await arenas.make(devices[:1], DESCRIPTOR.size_bytes, "test", lambda: False)
+        await part.copy(DESCRIPTOR, [(0, 1)])
+        monkeypatch.setenv("KVSTUB_FAIL", "cuMemAddressFree:1:2")
+        with pytest.raises(DeviceFailed):
+            await part.close()
+        monkeypatch.delenv("KVSTUB_FAIL")
+
+    asyncio.run(scenario())
+    assert [getattr(failure, "call", "") for failure in crashes.failures] == ["cuMemAddressFree"]
+    assert open_descriptors() == fds

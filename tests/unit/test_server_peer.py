@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvharbor.server import peer
-from kvharbor.server.errors import PeerUnproven
 from kvharbor.server.peer import boot_time, credentials, has_exited, is_same_process, pidfd_of
+from kvharbor.server.session_errors import PeerUnproven
 
 CONNECT = """
 import socket, sys, os
@@ -118,7 +118,7 @@ def test_the_same_process_is_recognised_by_number_and_without(tmp_path: Path) ->
 ELSEWHERE = """
 import os, socket, sys
 from kvharbor.server import peer
-from kvharbor.server.errors import PeerUnproven
+from kvharbor.server.session_errors import PeerUnproven
 
 with socket.socket(socket.AF_UNIX) as listener:
     listener.bind(sys.argv[1])

@@ -10,12 +10,13 @@ from typing import NoReturn, cast
 
 import pytest
 
-from kvharbor.server.errors import PeerUnproven, RankTaken, SessionNotFound, SessionUnknown
+from kvharbor.server.ended_sessions import MAX_TOKENS, EndedSessions
 from kvharbor.server.keeper import Keeper, Unkept
 from kvharbor.server.members import Member, Mode
 from kvharbor.server.peer import Peer
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session, State
+from kvharbor.server.session_errors import PeerUnproven, RankTaken, SessionNotFound, SessionUnknown
 from kvharbor.server.session_numbers import MAX_NUMBER, SessionNumbers
 from kvharbor.server.sessions import Sessions
 
@@ -144,7 +145,7 @@ def test_a_lost_session_stays_lost_over_processes() -> None:
             (State.ENDING, "closed by the client", True),
         ]
         assert [each.members[0].gone.is_set() for each in after.all()] == [False, True]
-        with pytest.raises(SessionUnknown):
+        with pytest.raises(SessionUnknown, match="side socket ended"):
             after.resume(lost.token, OWN, site.pidfd, site.connection())
         after.stop()
         for _, _, each in sockets:
@@ -188,6 +189,46 @@ def test_nothing_is_kept_of_a_session_that_is_over() -> None:
         sessions.stop()
 
     run(scenario)
+
+
+def test_who_has_a_token_is_told_why_the_session_ended() -> None:
+    """Each of its processes, by the member that has gone; nobody else is told that there was a session."""
+
+    async def scenario(site: Site) -> None:
+        sessions = registry(site.keeper)
+        session, _ = site.begin(sessions)
+        connection = site.connection()
+        _, member = sessions.join(session.join_token, OWN, site.pidfd, connection, rank=1, mode=Mode.READ_WRITE)
+        sessions.socket_ended(session, member, connection)
+        cause = f"the member of rank 1 (pid {OWN.pid}) has gone: side socket ended"
+        for _ in ("ending", "ended"):
+            with pytest.raises(SessionUnknown) as told:
+                sessions.of(session.token)
+            assert told.value.metadata() == {"cause": cause}
+            assert str(told.value) == f"the session has ended ({cause}): connect again"
+            for token in (session.token, member.token):
+                with pytest.raises(SessionUnknown) as told:
+                    sessions.resume(token, OWN, site.pidfd, site.connection())
+                assert told.value.metadata() == {"cause": cause}
+            assert session.ending is not None
+            await session.ending
+        for token in (session.join_token, str(session.number), ""):
+            with pytest.raises(SessionUnknown) as told:
+                sessions.of(token)
+            assert told.value.metadata() == {}
+
+    run(scenario)
+
+
+def test_only_the_causes_of_the_last_sessions_are_remembered() -> None:
+    """As many as there is room for, in order of their ends."""
+
+    ended = EndedSessions()
+    for number in range(MAX_TOKENS + 1):
+        leader = Member(0, Mode.READ_WRITE, OWN, f"token {number}", -1, [])
+        ended.add(Session(number, leader.token, OWN, "n", "v", members=[leader], cause=f"cause {number}"))
+    told = [ended.unknown(f"token {number}").cause for number in (0, 1, MAX_TOKENS)]
+    assert told == ["", "cause 1", f"cause {MAX_TOKENS}"]
 
 
 def test_only_a_process_of_the_same_tenant_joins() -> None:

@@ -27,7 +27,15 @@ from kvharbor.gpumem import (
 )
 from kvharbor.pool.errors import InvalidField, PoolError, PoolExhausted
 from kvharbor.server.errors import PoolNotFound, ServerError
-from kvharbor.server.status import CODES, MAX_DETAIL_BYTES, item_status, metadata_of, reason_of, rpc_status_of
+from kvharbor.server.status import (
+    CODES,
+    MAX_DETAIL_BYTES,
+    REFUSALS,
+    item_status,
+    metadata_of,
+    reason_of,
+    rpc_status_of,
+)
 from kvharbor.v1 import errors_pb2
 
 NEVER_ON_THE_WIRE = {
@@ -59,12 +67,26 @@ def leaves(root: type[Exception]) -> Iterator[type[Exception]]:
         yield from leaves(each)
 
 
-ALL = {each for root in (PoolError, GpumemError, ServerError) for each in leaves(root)} - NEVER_ON_THE_WIRE
+def below(root: type[Exception]) -> Iterator[type[Exception]]:
+    """Yields every subclass, at any depth."""
+    for each in root.__subclasses__():
+        yield each
+        yield from below(each)
+
+
+ROOTS = (PoolError, GpumemError, ServerError)
+ALL = {each for root in ROOTS for each in leaves(root)} - NEVER_ON_THE_WIRE
 
 
 def test_every_error_has_a_code_and_no_code_is_for_nothing() -> None:
     """A new class without an entry would end a call as an internal error."""
     assert set(CODES) == ALL
+
+
+def test_what_is_caught_as_a_refusal_has_a_code() -> None:
+    """Others of the same roots end a call as any bug does: none of them is taken for a refusal, and then not found."""
+    caught = {each for root in ROOTS for each in (root, *below(root)) if issubclass(each, REFUSALS)}
+    assert caught == set(CODES)
 
 
 def test_no_two_errors_share_a_reason_and_each_is_in_the_api() -> None:

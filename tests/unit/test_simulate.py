@@ -139,9 +139,33 @@ def test_lengths_alone_are_compared_without_sharing(tmp_path: Path) -> None:
     """A trace of Azure's kind has no blocks."""
     file = tmp_path / "azure.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:17:03.9799600,480,10\n" * 50)
-    found = simulated("--weights", "6.5GB", "--trace", str(file))
+    found = simulated("--weights", "6.5GB", "--trace", str(file), "--slot-tokens", "2048")
     assert list(found) == ["static 2,048", "paged 64"]
     assert found["static 2,048"]["waited_requests"] == 45
+
+
+def test_a_slot_holds_the_longest_request_of_the_trace(tmp_path: Path) -> None:
+    """Unless another size is asked for: none is left out."""
+    file = tmp_path / "azure.csv"
+    lines = [f"2023-11-16 18:17:03.9799600,{prompt},10\n" for prompt in (480, 3_000, 20)]
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(lines))
+    found = simulated("--weights", "6.5GB", "--trace", str(file))
+    assert found["static 3,010"]["too_long_requests"] == 0
+    assert simulated("--trace", str(file), "--slot-tokens", "500")["static 500"]["too_long_requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((*MODEL, "--token-bytes", "100"), "--token-bytes says all of it: leave out --layers, --kv-heads, --head-dim"),
+        (("--memory", "1GB", "--token-bytes", "100", "--kv-bits", "8"), "leave out --kv-bits"),
+        ((*MODEL, "--prompt-tokens", "100-200", "--shared-tokens", "201"), "no prompt has more than 200 tokens"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(arguments: tuple[str, ...], told: str) -> None:
+    """Not one of them is left aside."""
+    failed = CliRunner().invoke(app, ["simulate", *arguments])
+    assert told in str(failed.exception)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,32 @@ def test_a_bad_field_is_named(
 
 
 @pytest.mark.parametrize(
+    ("header", "line", "field"),
+    [
+        (None, MOONCAKE_LINE, "timestamp"),
+        (KVRUN1, KVRUN1_LINE, "h"),
+        (KVSEG1, KVSEG1_LINE, "seg"),
+        (RECORDING, RECORDED_LINE, "output_tokens"),
+    ],
+)
+def test_a_field_that_is_not_there_is_called_missing(
+    write_file: WriteFile, header: dict[str, object] | None, line: dict[str, object], field: str
+) -> None:
+    """And not by a value that the line does not have."""
+    cut = {name: value for name, value in line.items() if name != field}
+    lines = [line, cut] if header is None else [header, line, cut]
+    with pytest.raises(BadTrace, match=f"line {len(lines)}: {field} is missing; correct the line"):
+        read_trace(write_file(*lines))
+
+
+@pytest.mark.parametrize("header", [KVRUN1, KVSEG1, RECORDING, AZURE])
+def test_a_header_alone_has_no_requests(write_file: WriteFile, header: object) -> None:
+    """A recording in which nothing came to an end."""
+    with pytest.raises(CommandError, match="has no requests, only a header"):
+        read_lengths(write_file(header))
+
+
+@pytest.mark.parametrize(
     "text", ["", "\n", "hello\n", "[1]\n", "{}\n", '{"format": "kvrun2"}\n', "1" * 5000, "[" * 5000]
 )
 def test_what_is_no_trace_is_refused(write_file: WriteFile, text: str) -> None:

@@ -70,8 +70,8 @@ Pool Harbor::open_pool(const std::string& name, const Layout& layout, std::int64
   return Pool(std::move(state));
 }
 
-Memory Harbor::attach(const std::string& pool_id, int part) {
-  return Memory(detail::attach(*link_, pool_id, part));
+Memory Harbor::attach(const std::string& pool_id, std::optional<int> part) {
+  return Memory(part ? detail::attach(*link_, pool_id, *part) : detail::attach_of_rank(*link_, pool_id));
 }
 
 void Harbor::close() {

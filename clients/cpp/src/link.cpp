@@ -60,6 +60,7 @@ Link::~Link() {
 
 void Link::run(const Call& call) {
   require_open();
+  require_leader();
   const Deadline until = Clock::now() + call.timeout;
   Milliseconds pause = kFirstPause;
   while (true) {
@@ -148,6 +149,13 @@ void Link::require_open() const {
   }
   const auto lock = guard();
   if (ended_by_ != nullptr) std::rethrow_exception(ended_by_);
+}
+
+// A member has no token for calls: the service could only say that it needs one.
+void Link::require_leader() const {
+  if (!membership_) return;
+  const std::string remedy = "its leader opens the pool and makes all calls, Harbor::attach maps the pool here";
+  raise<SessionRequired>("a member of a session makes no calls: " + remedy, {{"remedy", remedy}});
 }
 
 bool Link::forked() const {

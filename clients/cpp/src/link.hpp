@@ -60,6 +60,8 @@ class Link {
   const Options& options() const { return options_; }
   const Address& address() const { return address_; }
   bool writable() const { return !membership_ || !membership_->read_only; }
+  // 0: the leader's.
+  int rank() const { return membership_ ? membership_->rank : 0; }
   // A copy: coming back renews it.
   v1::Welcome session() const;
   // Throws HarborClosed after close and in forked children.
@@ -83,6 +85,7 @@ class Link {
   };
 
   void close_session();
+  void require_leader() const;
   Present present(Deadline until);
   void come_back(Deadline until);
   std::optional<v1::Welcome> greeted(Deadline until);

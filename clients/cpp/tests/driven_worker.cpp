@@ -105,10 +105,11 @@ class Worker {
     return std::to_string(memory_->part());
   }
 
-  // attach_pool POOL_ID PART
+  // attach_pool POOL_ID [PART]
   std::string attach_pool(std::istream& words) {
     const auto pool_id = next<std::string>(words);
-    memory_ = harbor_->attach(pool_id, next<int>(words));
+    const std::vector<int> part = rest<int>(words);
+    memory_ = part.empty() ? harbor_->attach(pool_id) : harbor_->attach(pool_id, part.front());
     return std::to_string(memory_->part());
   }
 

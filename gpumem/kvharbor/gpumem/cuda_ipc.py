@@ -11,8 +11,8 @@ from typing import ClassVar, Final, Self
 
 from kvharbor.gpumem.arena import ArenaKind, Export
 from kvharbor.gpumem.bounds import check_int
-from kvharbor.gpumem.devices import Device, memory_of
-from kvharbor.gpumem.errors import ArenaClosed, DeviceFailed, InsufficientMemory
+from kvharbor.gpumem.devices import Device, room_for
+from kvharbor.gpumem.errors import ArenaClosed
 from kvharbor.gpumem.ipc_handles import HANDLES
 from kvharbor.gpumem.ipc_runtime import IpcRuntime, runtime_of
 from kvharbor.gpumem.layout import MAX_ARENA_BYTES
@@ -50,7 +50,8 @@ class IpcArena:
         chosen = runtime or runtime_of()
         allocation_bytes = -(-size_bytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
         with contextlib.ExitStack() as undo:
-            address = _allocated(device, allocation_bytes, chosen)
+            with room_for(allocation_bytes, device):
+                address = chosen.allocate(device, allocation_bytes)
             undo.callback(chosen.free, device, address)
             chosen.zero(device, address, allocation_bytes)
             arena = cls(device, address, chosen.handle_of(device, address), size_bytes=size_bytes, runtime=chosen)
@@ -85,14 +86,3 @@ class IpcArena:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _allocated(device: Device, size_bytes: int, runtime: IpcRuntime) -> int:
-    try:
-        return runtime.allocate(device, size_bytes)
-    except DeviceFailed as failure:
-        if not failure.out_of_memory:
-            raise
-        raise InsufficientMemory(
-            size_bytes, available_bytes=memory_of(device).free_bytes, limited_by=f"device {device.uuid}"
-        ) from failure

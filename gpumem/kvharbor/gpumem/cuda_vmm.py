@@ -13,8 +13,8 @@ from kvharbor.gpumem import driver
 from kvharbor.gpumem.arena import ArenaKind, Export
 from kvharbor.gpumem.bounds import check_int
 from kvharbor.gpumem.device_copies import zero_on_device
-from kvharbor.gpumem.devices import Device, current, memory_of
-from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, DeviceFailed, InsufficientMemory, LayoutInvalid
+from kvharbor.gpumem.devices import Device, current, room_for
+from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, LayoutInvalid
 from kvharbor.gpumem.layout import MAX_ARENA_BYTES
 from kvharbor.gpumem.vmm_mapping import VmmMapping
 
@@ -47,7 +47,7 @@ class VmmArena:
         Raises InsufficientMemory where the device has no room, with nothing taken; DeviceFailed, CudaUnavailable.
         """
         check_int("size_bytes", size_bytes, 1, MAX_ARENA_BYTES)
-        chunk_bytes = _cut(size_bytes, _granularity_bytes(device))
+        chunk_bytes = _cut(size_bytes, granularity_bytes(device))
         return cls(device, size_bytes, fds=_made(chunk_bytes, device), chunk_bytes=chunk_bytes)
 
     @classmethod
@@ -89,7 +89,7 @@ class VmmArena:
             limit = f"at least the arena's {self.size_bytes}, and in the {MAX_CHUNKS} chunks that an arena may have"
             raise LayoutInvalid("size_bytes", size_bytes, limit, "open a new arena")
         if missing_bytes > 0:
-            chunk = _rounded_up(missing_bytes, _granularity_bytes(self.device))
+            chunk = _rounded_up(missing_bytes, granularity_bytes(self.device))
             self._fds += _made([chunk], self.device)
             self._chunk_bytes.append(chunk)
         self.size_bytes = size_bytes
@@ -122,19 +122,20 @@ class VmmArena:
         self.close()
 
 
-def _granularity_bytes(device: Device) -> int:
+def granularity_bytes(device: Device) -> int:
+    """Returns the bytes that the device's memory comes in; an arena takes whole ones. Raises as `create`."""
     driver.init()
     return driver.granularity_bytes(device.ordinal)
 
 
-def _rounded_up(size_bytes: int, granularity_bytes: int) -> int:
-    return -(-size_bytes // granularity_bytes) * granularity_bytes
+def _rounded_up(size_bytes: int, piece_bytes: int) -> int:
+    return -(-size_bytes // piece_bytes) * piece_bytes
 
 
-def _cut(size_bytes: int, granularity_bytes: int) -> list[int]:
+def _cut(size_bytes: int, piece_bytes: int) -> list[int]:
     """Sizes of chunks that hold `size_bytes`, all but the last one equal."""
-    whole_bytes = _rounded_up(size_bytes, granularity_bytes)
-    chunk_bytes = _rounded_up(-(-whole_bytes // _FIRST_CHUNKS), granularity_bytes)
+    whole_bytes = _rounded_up(size_bytes, piece_bytes)
+    chunk_bytes = _rounded_up(-(-whole_bytes // _FIRST_CHUNKS), piece_bytes)
     full, rest_bytes = divmod(whole_bytes, chunk_bytes)
     return [chunk_bytes] * full + ([rest_bytes] if rest_bytes else [])
 
@@ -153,14 +154,8 @@ def _made(chunk_bytes: Sequence[int], device: Device) -> list[int]:
 
 def _taken(size_bytes: int, needed_bytes: int, device: Device) -> int:
     """A descriptor of new physical memory; it alone keeps the memory."""
-    try:
+    with room_for(needed_bytes, device):
         handle = driver.mem_create(size_bytes, device.ordinal)
-    except DeviceFailed as failure:
-        if not failure.out_of_memory:
-            raise
-        free_bytes = memory_of(device).free_bytes
-        limited_by = f"device {device.uuid}"
-        raise InsufficientMemory(needed_bytes, available_bytes=free_bytes, limited_by=limited_by) from failure
     try:
         return driver.mem_export_fd(handle)
     finally:

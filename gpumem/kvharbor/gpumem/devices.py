@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvharbor.gpumem import driver
-from kvharbor.gpumem.errors import DeviceFailed, DeviceNotVisible
+from kvharbor.gpumem.errors import DeviceFailed, DeviceNotVisible, InsufficientMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,21 @@ def memory_of(device: Device) -> DeviceMemory:
     """Returns how much of the device's memory is free now; retains its context as `current` does."""
     with current(device):
         return DeviceMemory(*driver.mem_get_info())
+
+
+@contextlib.contextmanager
+def room_for(size_bytes: int, device: Device) -> Iterator[None]:
+    """Raises InsufficientMemory, with what is free, where the device has no room for what the block takes of it.
+
+    `size_bytes` is what the error says that was needed. Other failures come through.
+    """
+    try:
+        yield
+    except DeviceFailed as failure:
+        if not failure.out_of_memory:
+            raise
+        free_bytes, limited_by = memory_of(device).free_bytes, f"device {device.uuid}"
+        raise InsufficientMemory(size_bytes, available_bytes=free_bytes, limited_by=limited_by) from failure
 
 
 class _Contexts:

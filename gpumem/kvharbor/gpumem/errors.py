@@ -16,6 +16,8 @@ from them.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from kvharbor.gpumem.amounts import exact_size
+
 
 class GpumemError(Exception):
     """The root of everything that `kvharbor.gpumem` raises on purpose."""
@@ -51,8 +53,8 @@ class ArenaTooSmall(GpumemError):
         self.needed_bytes = needed_bytes
         self.scratch_blocks = scratch_blocks
         super().__init__(
-            f"{size_bytes} bytes hold less than one block of this layout beside its {scratch_blocks} scratch "
-            f"blocks: ask for at least {needed_bytes} bytes, or use smaller blocks"
+            f"{exact_size(size_bytes)} hold less than one block of this layout beside its {scratch_blocks} scratch "
+            f"blocks: ask for at least {exact_size(needed_bytes)}, or use smaller blocks"
         )
 
 
@@ -155,7 +157,7 @@ class MappingInUse(GpumemError):
         self.size_bytes = size_bytes
         super().__init__(
             f"the mapping of {size_bytes} bytes still has live views: close its BlockViews and drop every "
-            f"array, tensor and memoryview over it, then close again"
+            f"array, tensor and memoryview over it, then try again"
         )
 
 
@@ -252,13 +254,14 @@ class InsufficientMemory(GpumemError):
         self.available_bytes = available_bytes
         self.limited_by = limited_by
         self._remedy = remedy
-        super().__init__(f"needs {needed_bytes} bytes, {limited_by} leaves {available_bytes} bytes: {remedy}")
+        left = f"{limited_by} leaves {exact_size(available_bytes)}"
+        super().__init__(f"needs {exact_size(needed_bytes)}, {left}: {remedy}")
 
     def beside(self, held_bytes: int, held_by: str) -> "InsufficientMemory":
         """Returns the error that names the processes too that still map so many bytes of an earlier epoch."""
         remedy = (
-            f"processes {held_by} still map {held_bytes} bytes of an earlier epoch; come again when they have let go, "
-            f"or end them; otherwise {self._remedy}"
+            f"processes {held_by} still map {exact_size(held_bytes)} of an earlier epoch; come again when they have "
+            f"let go, or end them; otherwise {self._remedy}"
         )
         refusal = InsufficientMemory(
             self.needed_bytes, available_bytes=self.available_bytes, limited_by=self.limited_by, remedy=remedy

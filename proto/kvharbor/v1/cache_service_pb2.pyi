@@ -60,6 +60,50 @@ counts against it from an engine's claim on.
 """
 Global___WarmupFill: typing_extensions.TypeAlias = WarmupFill
 
+class _MissKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _MissKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_MissKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    MISS_KIND_UNSPECIFIED: _MissKind.ValueType  # 0
+    """Not told."""
+    MISS_KIND_BELOW_THRESHOLD: _MissKind.ValueType  # 1
+    """Something is there, but less than the pool's min_reuse_tokens."""
+    MISS_KIND_NOT_COMMITTED: _MissKind.ValueType  # 2
+    """A live sequence is computing the missing block."""
+    MISS_KIND_EVICTED: _MissKind.ValueType  # 3
+    """It was there."""
+    MISS_KIND_OTHER_NAMESPACE: _MissKind.ValueType  # 4
+    """Nothing is there, but another of the tenant's namespaces, one of the 32 made
+    last, begins with the same block.
+    """
+    MISS_KIND_NEVER_SEEN: _MissKind.ValueType  # 5
+    """Nothing is known of it: it was never published, or evicted before what is
+    remembered.
+    """
+
+class MissKind(_MissKind, metaclass=_MissKindEnumTypeWrapper):
+    """Why a match ended: the first that applies."""
+
+MISS_KIND_UNSPECIFIED: MissKind.ValueType  # 0
+"""Not told."""
+MISS_KIND_BELOW_THRESHOLD: MissKind.ValueType  # 1
+"""Something is there, but less than the pool's min_reuse_tokens."""
+MISS_KIND_NOT_COMMITTED: MissKind.ValueType  # 2
+"""A live sequence is computing the missing block."""
+MISS_KIND_EVICTED: MissKind.ValueType  # 3
+"""It was there."""
+MISS_KIND_OTHER_NAMESPACE: MissKind.ValueType  # 4
+"""Nothing is there, but another of the tenant's namespaces, one of the 32 made
+last, begins with the same block.
+"""
+MISS_KIND_NEVER_SEEN: MissKind.ValueType  # 5
+"""Nothing is known of it: it was never published, or evicted before what is
+remembered.
+"""
+Global___MissKind: typing_extensions.TypeAlias = MissKind
+
 @typing.final
 class AllocateRequest(google.protobuf.message.Message):
     """A prompt and what it needs."""
@@ -75,6 +119,7 @@ class AllocateRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    PENDING_WAIT_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """From OpenPool."""
     token_ids: builtins.bytes
@@ -101,6 +146,18 @@ class AllocateRequest(google.protobuf.message.Message):
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """How long to wait for room. Unset: not at all. First come first served."""
 
+    @property
+    def pending_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """How long to wait, holding nothing, for blocks of the prompt that another
+        session is computing, so that they need not be computed twice. Unset: not
+        at all. The wait ends when the blocks are committed; when their writer is
+        gone or has committed nothing for 2 s, and the caller is the first to take
+        over; or when this time is over. Then the call goes on with what is there:
+        running out of this time is no error. Nobody waits for a block that his own
+        session is computing. The two waits add up: time spent for one does not
+        count for the other.
+        """
+
     def __init__(
         self,
         *,
@@ -113,9 +170,10 @@ class AllocateRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         group: builtins.str = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        pending_wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "extra_keys", b"extra_keys", "group", b"group", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pool_id", b"pool_id", "request_id", b"request_id", "reserve_tokens", b"reserve_tokens", "token_ids", b"token_ids", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pending_wait", b"pending_wait", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "extra_keys", b"extra_keys", "group", b"group", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pending_wait", b"pending_wait", "pool_id", b"pool_id", "request_id", b"request_id", "reserve_tokens", b"reserve_tokens", "token_ids", b"token_ids", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_cached_tokens", b"_max_cached_tokens"]) -> typing.Literal["max_cached_tokens"] | None: ...
 
 Global___AllocateRequest: typing_extensions.TypeAlias = AllocateRequest
@@ -127,19 +185,64 @@ class AllocateResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
+    MISS_FIELD_NUMBER: builtins.int
     @property
     def sequence(self) -> kvharbor.v1.types_pb2.Sequence:
         """The sequence."""
+
+    @property
+    def pending(self) -> Global___Pending:
+        """What another session is computing of the prompt. Unset: nothing."""
+
+    @property
+    def miss(self) -> Global___Miss:
+        """Why no more was reused. Unset: all that could be reused was, or the sequence
+        was recovered after a restart of the service.
+        """
 
     def __init__(
         self,
         *,
         sequence: kvharbor.v1.types_pb2.Sequence | None = ...,
+        pending: Global___Pending | None = ...,
+        miss: Global___Miss | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sequence", b"sequence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["miss", b"miss", "pending", b"pending", "sequence", b"sequence"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["miss", b"miss", "pending", b"pending", "sequence", b"sequence"]) -> None: ...
 
 Global___AllocateResponse: typing_extensions.TypeAlias = AllocateResponse
+
+@typing.final
+class Pending(google.protobuf.message.Message):
+    """Blocks of a prompt, right behind its cached_tokens, that a sequence of
+    another session of the tenant is to compute and has not committed yet.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    IDLE_FIELD_NUMBER: builtins.int
+    token_count: builtins.int
+    """Tokens in these blocks, as far as they could be reused."""
+    session_id: builtins.str
+    """The session, as in ListSessions. Empty: the sequence is handed off."""
+    @property
+    def idle(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it has committed nothing. From 2 s on nobody waits for it."""
+
+    def __init__(
+        self,
+        *,
+        token_count: builtins.int = ...,
+        session_id: builtins.str = ...,
+        idle: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["idle", b"idle"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["idle", b"idle", "session_id", b"session_id", "token_count", b"token_count"]) -> None: ...
+
+Global___Pending: typing_extensions.TypeAlias = Pending
 
 @typing.final
 class ExtendRequest(google.protobuf.message.Message):
@@ -1099,19 +1202,80 @@ class LookupResponse(google.protobuf.message.Message):
 
     PRESENT_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    MISS_FIELD_NUMBER: builtins.int
     present_tokens: builtins.int
     """Tokens in committed whole blocks."""
     cached_tokens: builtins.int
     """What Allocate would reuse now."""
+    @property
+    def miss(self) -> Global___Miss:
+        """Why no more is there. Unset: all whole blocks are."""
+
     def __init__(
         self,
         *,
         present_tokens: builtins.int = ...,
         cached_tokens: builtins.int = ...,
+        miss: Global___Miss | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "present_tokens", b"present_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["miss", b"miss"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "miss", b"miss", "present_tokens", b"present_tokens"]) -> None: ...
 
 Global___LookupResponse: typing_extensions.TypeAlias = LookupResponse
+
+@typing.final
+class Miss(google.protobuf.message.Message):
+    """Why the block behind the first `present_tokens` was not there, or what was
+    there was not used. Nothing in it comes from another tenant.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    PRESENT_TOKENS_FIELD_NUMBER: builtins.int
+    REMEMBERED_FIELD_NUMBER: builtins.int
+    EVICTED_AGO_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    ADMINISTRATOR_FIELD_NUMBER: builtins.int
+    DIFFERING_PARTS_FIELD_NUMBER: builtins.int
+    kind: Global___MissKind.ValueType
+    """The reason."""
+    present_tokens: builtins.int
+    """Leading tokens that are there, in whole blocks."""
+    session_id: builtins.str
+    """A session that needed room."""
+    administrator: builtins.bool
+    """Evict."""
+    @property
+    def remembered(self) -> google.protobuf.duration_pb2.Duration:
+        """So far back evictions are remembered, at least."""
+
+    @property
+    def evicted_ago(self) -> google.protobuf.duration_pb2.Duration:
+        """EVICTED: how long ago."""
+
+    @property
+    def differing_parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """OTHER_NAMESPACE: which parts of the NamespaceKey differ: "version",
+        "adapter", "salt".
+        """
+
+    def __init__(
+        self,
+        *,
+        kind: Global___MissKind.ValueType = ...,
+        present_tokens: builtins.int = ...,
+        remembered: google.protobuf.duration_pb2.Duration | None = ...,
+        evicted_ago: google.protobuf.duration_pb2.Duration | None = ...,
+        session_id: builtins.str = ...,
+        administrator: builtins.bool = ...,
+        differing_parts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["administrator", b"administrator", "evicted_ago", b"evicted_ago", "evicted_by", b"evicted_by", "remembered", b"remembered", "session_id", b"session_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["administrator", b"administrator", "differing_parts", b"differing_parts", "evicted_ago", b"evicted_ago", "evicted_by", b"evicted_by", "kind", b"kind", "present_tokens", b"present_tokens", "remembered", b"remembered", "session_id", b"session_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["evicted_by", b"evicted_by"]) -> typing.Literal["session_id", "administrator"] | None: ...
+
+Global___Miss: typing_extensions.TypeAlias = Miss
 
 @typing.final
 class StatsRequest(google.protobuf.message.Message):
@@ -1165,6 +1329,7 @@ class PoolStats(google.protobuf.message.Message):
 
     POOL_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
     TOTAL_BLOCK_COUNT_FIELD_NUMBER: builtins.int
     SCRATCH_BLOCK_COUNT_FIELD_NUMBER: builtins.int
@@ -1187,10 +1352,14 @@ class PoolStats(google.protobuf.message.Message):
     TENANTS_FIELD_NUMBER: builtins.int
     WARM_TASK_WAITING_COUNT_FIELD_NUMBER: builtins.int
     WARM_TASK_FILLING_COUNT_FIELD_NUMBER: builtins.int
+    PENDING_WAITING_COUNT_FIELD_NUMBER: builtins.int
+    TRAFFIC_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """The pool."""
     name: builtins.str
-    """Its name."""
+    """Its name, one pool in each tenant."""
+    tenant: builtins.str
+    """Whose it is."""
     revision: builtins.int
     """Changes so far."""
     total_block_count: builtins.int
@@ -1231,6 +1400,8 @@ class PoolStats(google.protobuf.message.Message):
     """Warm tasks that wait for an engine."""
     warm_task_filling_count: builtins.int
     """Warm tasks that somebody is at work on."""
+    pending_waiting_count: builtins.int
+    """Allocates waiting for blocks that another session is computing."""
     @property
     def counters(self) -> Global___PoolCounters:
         """Since the pool was made."""
@@ -1239,11 +1410,16 @@ class PoolStats(google.protobuf.message.Message):
     def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantStats]:
         """The caller's own tenant, or all for an administrator."""
 
+    @property
+    def traffic(self) -> Global___TrafficStats:
+        """How blocks are used, since the service's process began."""
+
     def __init__(
         self,
         *,
         pool_id: builtins.str = ...,
         name: builtins.str = ...,
+        tenant: builtins.str = ...,
         revision: builtins.int = ...,
         total_block_count: builtins.int = ...,
         scratch_block_count: builtins.int = ...,
@@ -1266,11 +1442,103 @@ class PoolStats(google.protobuf.message.Message):
         tenants: collections.abc.Iterable[Global___TenantStats] | None = ...,
         warm_task_waiting_count: builtins.int = ...,
         warm_task_filling_count: builtins.int = ...,
+        pending_waiting_count: builtins.int = ...,
+        traffic: Global___TrafficStats | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counters", b"counters"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "free_block_count", b"free_block_count", "name", b"name", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["counters", b"counters", "traffic", b"traffic"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "free_block_count", b"free_block_count", "name", b"name", "pending_waiting_count", b"pending_waiting_count", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenant", b"tenant", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "traffic", b"traffic", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
 
 Global___PoolStats: typing_extensions.TypeAlias = PoolStats
+
+@typing.final
+class TrafficStats(google.protobuf.message.Message):
+    """How blocks are used. But for `misses` all is estimated from a sample of about
+    a thousand contents. (reused + recomputed tokens) / prompt tokens is the most
+    that a pool of any size could have reused.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MISSES_FIELD_NUMBER: builtins.int
+    RECOMPUTED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    REUSE_GAPS_FIELD_NUMBER: builtins.int
+    RESIDENCES_FIELD_NUMBER: builtins.int
+    recomputed_token_count: builtins.int
+    """Tokens of published blocks that had been published before and were evicted."""
+    @property
+    def misses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MissCount]:
+        """Granted Allocates by why they have not reused more."""
+
+    @property
+    def reuse_gaps(self) -> Global___TimeHistogram:
+        """Blocks by how soon they were asked for again, whether they were still there
+        or not.
+        """
+
+    @property
+    def residences(self) -> Global___TimeHistogram:
+        """Evicted blocks by how long they had been there."""
+
+    def __init__(
+        self,
+        *,
+        misses: collections.abc.Iterable[Global___MissCount] | None = ...,
+        recomputed_token_count: builtins.int = ...,
+        reuse_gaps: Global___TimeHistogram | None = ...,
+        residences: Global___TimeHistogram | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["residences", b"residences", "reuse_gaps", b"reuse_gaps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["misses", b"misses", "recomputed_token_count", b"recomputed_token_count", "residences", b"residences", "reuse_gaps", b"reuse_gaps"]) -> None: ...
+
+Global___TrafficStats: typing_extensions.TypeAlias = TrafficStats
+
+@typing.final
+class MissCount(google.protobuf.message.Message):
+    """How often a reason was given."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    kind: Global___MissKind.ValueType
+    """The reason."""
+    count: builtins.int
+    """Allocates."""
+    def __init__(
+        self,
+        *,
+        kind: Global___MissKind.ValueType = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "kind", b"kind"]) -> None: ...
+
+Global___MissCount: typing_extensions.TypeAlias = MissCount
+
+@typing.final
+class TimeHistogram(google.protobuf.message.Message):
+    """Counts of blocks by a time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BOUNDS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    @property
+    def bounds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.duration_pb2.Duration]:
+        """Upper bounds of the classes, ascending; one class more has no bound."""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Blocks in each class."""
+
+    def __init__(
+        self,
+        *,
+        bounds: collections.abc.Iterable[google.protobuf.duration_pb2.Duration] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "counts", b"counts"]) -> None: ...
+
+Global___TimeHistogram: typing_extensions.TypeAlias = TimeHistogram
 
 @typing.final
 class PoolCounters(google.protobuf.message.Message):
@@ -1287,6 +1555,8 @@ class PoolCounters(google.protobuf.message.Message):
     EVICTED_BLOCK_COUNT_FIELD_NUMBER: builtins.int
     REFUSED_COUNT_FIELD_NUMBER: builtins.int
     COPIED_BLOCK_COUNT_FIELD_NUMBER: builtins.int
+    PENDING_WAIT_COUNT_FIELD_NUMBER: builtins.int
+    TAKEOVER_COUNT_FIELD_NUMBER: builtins.int
     allocate_count: builtins.int
     """Allocates that were granted."""
     hit_count: builtins.int
@@ -1305,6 +1575,12 @@ class PoolCounters(google.protobuf.message.Message):
     """Allocates, Extends and Forks refused for want of room."""
     copied_block_count: builtins.int
     """Blocks copied by Fork."""
+    pending_wait_count: builtins.int
+    """Times that an Allocate began to wait for what another session computes."""
+    takeover_count: builtins.int
+    """Of these waits, those that ended with the caller taking over, as the writer
+    was gone or had committed nothing for 2 s.
+    """
     def __init__(
         self,
         *,
@@ -1317,8 +1593,10 @@ class PoolCounters(google.protobuf.message.Message):
         evicted_block_count: builtins.int = ...,
         refused_count: builtins.int = ...,
         copied_block_count: builtins.int = ...,
+        pending_wait_count: builtins.int = ...,
+        takeover_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocate_count", b"allocate_count", "committed_block_count", b"committed_block_count", "copied_block_count", b"copied_block_count", "evicted_block_count", b"evicted_block_count", "hit_count", b"hit_count", "prompt_token_count", b"prompt_token_count", "refused_count", b"refused_count", "reused_token_count", b"reused_token_count", "shadow_block_count", b"shadow_block_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocate_count", b"allocate_count", "committed_block_count", b"committed_block_count", "copied_block_count", b"copied_block_count", "evicted_block_count", b"evicted_block_count", "hit_count", b"hit_count", "pending_wait_count", b"pending_wait_count", "prompt_token_count", b"prompt_token_count", "refused_count", b"refused_count", "reused_token_count", b"reused_token_count", "shadow_block_count", b"shadow_block_count", "takeover_count", b"takeover_count"]) -> None: ...
 
 Global___PoolCounters: typing_extensions.TypeAlias = PoolCounters
 
@@ -1658,3 +1936,86 @@ class EvictResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["evicted_block_count", b"evicted_block_count"]) -> None: ...
 
 Global___EvictResponse: typing_extensions.TypeAlias = EvictResponse
+
+@typing.final
+class RecordRequest(google.protobuf.message.Message):
+    """Which pool to record."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool, or from ListPools."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id"]) -> None: ...
+
+Global___RecordRequest: typing_extensions.TypeAlias = RecordRequest
+
+@typing.final
+class RecordResponse(google.protobuf.message.Message):
+    """The first one has no requests: what comes in from then on is recorded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: builtins.int
+    block_tokens: builtins.int
+    """Of the pool. In the first one."""
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RecordedRequest]:
+        """In order of their ends."""
+
+    def __init__(
+        self,
+        *,
+        requests: collections.abc.Iterable[Global___RecordedRequest] | None = ...,
+        block_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_tokens", b"block_tokens", "requests", b"requests"]) -> None: ...
+
+Global___RecordResponse: typing_extensions.TypeAlias = RecordResponse
+
+@typing.final
+class RecordedRequest(google.protobuf.message.Message):
+    """A request that is over."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ARRIVAL_FIELD_NUMBER: builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    BLOCK_NAMES_FIELD_NUMBER: builtins.int
+    input_tokens: builtins.int
+    """Of the prompt."""
+    output_tokens: builtins.int
+    """Known at the end beyond the prompt."""
+    block_names: builtins.bytes
+    """Eight bytes for each whole block of the prompt, of everything up to its end
+    and its namespace: equal ones in one stream are equal prefixes.
+    """
+    @property
+    def arrival(self) -> google.protobuf.duration_pb2.Duration:
+        """When it came in, after the begin of the stream."""
+
+    @property
+    def duration(self) -> google.protobuf.duration_pb2.Duration:
+        """From its admission to its end."""
+
+    def __init__(
+        self,
+        *,
+        arrival: google.protobuf.duration_pb2.Duration | None = ...,
+        input_tokens: builtins.int = ...,
+        output_tokens: builtins.int = ...,
+        duration: google.protobuf.duration_pb2.Duration | None = ...,
+        block_names: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["arrival", b"arrival", "duration", b"duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrival", b"arrival", "block_names", b"block_names", "duration", b"duration", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens"]) -> None: ...
+
+Global___RecordedRequest: typing_extensions.TypeAlias = RecordedRequest

@@ -117,6 +117,11 @@ class CacheServiceStub(object):
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_stream(
+                '/kvharbor.v1.CacheService/Record',
+                request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordRequest.SerializeToString,
+                response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordResponse.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/kvharbor.v1.CacheService/Evict',
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.EvictRequest.SerializeToString,
@@ -179,7 +184,9 @@ class CacheServiceServicer(object):
         """Makes children of a sequence. They share its full committed blocks; a
         partial tail is copied by the service, as whole block pages, before the
         reply. All children or none. Idempotent by request_id. Errors:
-        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY.
+        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY, and
+        INSUFFICIENT_MEMORY where a device has no room beside the pools for the
+        context that the service makes there with its first copy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -287,6 +294,17 @@ class CacheServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """Administrative. Streams what was asked of a pool, for a trace: sizes, times
+        and names of blocks under a secret of this stream's own, never tokens. Each
+        Allocate that is admitted while the stream is open is told of when its
+        sequence ends; one that still runs when the stream ends is not. A reader
+        that is too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Administrative. Removes cached blocks: one and its descendants, or all that
         nobody holds. Errors: BLOCK_NOT_FOUND, BLOCK_HELD, ADMIN_REQUIRED.
@@ -367,6 +385,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchRequest.FromString,
                     response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchResponse.SerializeToString,
+            ),
+            'Record': grpc.unary_stream_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordRequest.FromString,
+                    response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -765,6 +788,33 @@ class CacheService(object):
             '/kvharbor.v1.CacheService/Watch',
             kvharbor_dot_v1_dot_cache__service__pb2.WatchRequest.SerializeToString,
             kvharbor_dot_v1_dot_cache__service__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvharbor.v1.CacheService/Record',
+            kvharbor_dot_v1_dot_cache__service__pb2.RecordRequest.SerializeToString,
+            kvharbor_dot_v1_dot_cache__service__pb2.RecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -249,6 +249,22 @@ _CacheServiceWatchType = typing_extensions.TypeVar(
     ],
 )
 
+_CacheServiceRecordType = typing_extensions.TypeVar(
+    '_CacheServiceRecordType',
+    grpc.UnaryStreamMultiCallable[
+        kvharbor.v1.cache_service_pb2.RecordRequest,
+        kvharbor.v1.cache_service_pb2.RecordResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        kvharbor.v1.cache_service_pb2.RecordRequest,
+        kvharbor.v1.cache_service_pb2.RecordResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        kvharbor.v1.cache_service_pb2.RecordRequest,
+        kvharbor.v1.cache_service_pb2.RecordResponse,
+    ],
+)
+
 _CacheServiceEvictType = typing_extensions.TypeVar(
     '_CacheServiceEvictType',
     grpc.UnaryUnaryMultiCallable[
@@ -265,7 +281,7 @@ _CacheServiceEvictType = typing_extensions.TypeVar(
     ],
 )
 
-class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceExtendType, _CacheServiceCommitType, _CacheServiceForkType, _CacheServiceHandoffType, _CacheServiceAdoptType, _CacheServiceReleaseType, _CacheServiceResumeType, _CacheServiceWarmupType, _CacheServiceClaimWarmTaskType, _CacheServiceUnwarmType, _CacheServiceLookupType, _CacheServiceStatsType, _CacheServiceWatchType, _CacheServiceEvictType]):
+class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceExtendType, _CacheServiceCommitType, _CacheServiceForkType, _CacheServiceHandoffType, _CacheServiceAdoptType, _CacheServiceReleaseType, _CacheServiceResumeType, _CacheServiceWarmupType, _CacheServiceClaimWarmTaskType, _CacheServiceUnwarmType, _CacheServiceLookupType, _CacheServiceStatsType, _CacheServiceWatchType, _CacheServiceRecordType, _CacheServiceEvictType]):
     """Blocks: who holds which, and what is in them.
 
     Calls carry the session's token as metadata "kvharbor-session"; Lookup, Stats
@@ -339,6 +355,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
             kvharbor.v1.cache_service_pb2.WatchRequest,
             kvharbor.v1.cache_service_pb2.WatchResponse,
         ],
+        grpc.UnaryStreamMultiCallable[
+            kvharbor.v1.cache_service_pb2.RecordRequest,
+            kvharbor.v1.cache_service_pb2.RecordResponse,
+        ],
         grpc.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.EvictRequest,
             kvharbor.v1.cache_service_pb2.EvictResponse,
@@ -403,6 +423,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
             kvharbor.v1.cache_service_pb2.WatchRequest,
             kvharbor.v1.cache_service_pb2.WatchResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            kvharbor.v1.cache_service_pb2.RecordRequest,
+            kvharbor.v1.cache_service_pb2.RecordResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             kvharbor.v1.cache_service_pb2.EvictRequest,
             kvharbor.v1.cache_service_pb2.EvictResponse,
@@ -439,7 +463,9 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     """Makes children of a sequence. They share its full committed blocks; a
     partial tail is copied by the service, as whole block pages, before the
     reply. All children or none. Idempotent by request_id. Errors:
-    SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY.
+    SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY, and
+    INSUFFICIENT_MEMORY where a device has no room beside the pools for the
+    context that the service makes there with its first copy.
     """
 
     Handoff: _CacheServiceHandoffType
@@ -512,6 +538,14 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
     """
 
+    Record: _CacheServiceRecordType
+    """Administrative. Streams what was asked of a pool, for a trace: sizes, times
+    and names of blocks under a secret of this stream's own, never tokens. Each
+    Allocate that is admitted while the stream is open is told of when its
+    sequence ends; one that still runs when the stream ends is not. A reader
+    that is too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
+    """
+
     Evict: _CacheServiceEvictType
     """Administrative. Removes cached blocks: one and its descendants, or all that
     nobody holds. Errors: BLOCK_NOT_FOUND, BLOCK_HELD, ADMIN_REQUIRED.
@@ -573,6 +607,10 @@ CacheServiceAsyncStub: typing_extensions.TypeAlias = CacheServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         kvharbor.v1.cache_service_pb2.WatchRequest,
         kvharbor.v1.cache_service_pb2.WatchResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        kvharbor.v1.cache_service_pb2.RecordRequest,
+        kvharbor.v1.cache_service_pb2.RecordResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvharbor.v1.cache_service_pb2.EvictRequest,
@@ -646,7 +684,9 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         """Makes children of a sequence. They share its full committed blocks; a
         partial tail is copied by the service, as whole block pages, before the
         reply. All children or none. Idempotent by request_id. Errors:
-        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY.
+        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY, and
+        INSUFFICIENT_MEMORY where a device has no room beside the pools for the
+        context that the service makes there with its first copy.
         """
 
     @abc.abstractmethod
@@ -767,6 +807,19 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         events. With start_revision it resumes instead, or fails with
         REVISION_COMPACTED. A watcher that reads too slowly ends with
         WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
+        """
+
+    @abc.abstractmethod
+    def Record(
+        self,
+        request: kvharbor.v1.cache_service_pb2.RecordRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[kvharbor.v1.cache_service_pb2.RecordResponse], collections.abc.AsyncIterator[kvharbor.v1.cache_service_pb2.RecordResponse]]:
+        """Administrative. Streams what was asked of a pool, for a trace: sizes, times
+        and names of blocks under a secret of this stream's own, never tokens. Each
+        Allocate that is admitted while the stream is open is told of when its
+        sequence ends; one that still runs when the stream ends is not. A reader
+        that is too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
         """
 
     @abc.abstractmethod

@@ -163,7 +163,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     token as metadata "kvharbor-session". Metadata: remedy.
     """
     ERROR_REASON_SESSION_UNKNOWN: _ErrorReason.ValueType  # 61
-    """UNAUTHENTICATED. The session token is unknown or its session has ended."""
+    """UNAUTHENTICATED. The session token is unknown or its session has ended:
+    why, where that is still known. Metadata: cause.
+    """
     ERROR_REASON_ADMIN_REQUIRED: _ErrorReason.ValueType  # 62
     """PERMISSION_DENIED. The call is for administrators.
     Metadata: uid, remedy.
@@ -326,7 +328,9 @@ ERROR_REASON_SESSION_REQUIRED: ErrorReason.ValueType  # 60
 token as metadata "kvharbor-session". Metadata: remedy.
 """
 ERROR_REASON_SESSION_UNKNOWN: ErrorReason.ValueType  # 61
-"""UNAUTHENTICATED. The session token is unknown or its session has ended."""
+"""UNAUTHENTICATED. The session token is unknown or its session has ended:
+why, where that is still known. Metadata: cause.
+"""
 ERROR_REASON_ADMIN_REQUIRED: ErrorReason.ValueType  # 62
 """PERMISSION_DENIED. The call is for administrators.
 Metadata: uid, remedy.

@@ -132,7 +132,8 @@ class PoolServiceServicer(object):
     def DropPool(self, request, context):
         """Removes a pool and gives its memory back. Idempotent: an unknown pool is
         OK. Refused with POOL_IN_USE while a session other than the caller's has it
-        open, or a sequence or warm pin exists. Cached blocks are lost.
+        open, or a sequence or warm pin exists. Cached blocks are lost. The caller
+        asserts that its processes have closed its memory if it is of cuda_ipc.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +142,8 @@ class PoolServiceServicer(object):
     def CloseSession(self, request, context):
         """Ends the calling session. The caller asserts that none of its processes
         touches any block any more and all its device work is synchronised: its
-        blocks are free at once. Idempotent. The side socket is closed after it.
+        blocks are free at once; and that they have closed memory of cuda_ipc.
+        Idempotent. The side socket is closed after it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -279,13 +279,15 @@ class PoolServiceStub(typing.Generic[_PoolServiceGetServerInfoType, _PoolService
     DropPool: _PoolServiceDropPoolType
     """Removes a pool and gives its memory back. Idempotent: an unknown pool is
     OK. Refused with POOL_IN_USE while a session other than the caller's has it
-    open, or a sequence or warm pin exists. Cached blocks are lost.
+    open, or a sequence or warm pin exists. Cached blocks are lost. The caller
+    asserts that its processes have closed its memory if it is of cuda_ipc.
     """
 
     CloseSession: _PoolServiceCloseSessionType
     """Ends the calling session. The caller asserts that none of its processes
     touches any block any more and all its device work is synchronised: its
-    blocks are free at once. Idempotent. The side socket is closed after it.
+    blocks are free at once; and that they have closed memory of cuda_ipc.
+    Idempotent. The side socket is closed after it.
     """
 
     ListSessions: _PoolServiceListSessionsType
@@ -401,7 +403,8 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvharbor.v1.pool_service_pb2.DropPoolResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.DropPoolResponse]]:
         """Removes a pool and gives its memory back. Idempotent: an unknown pool is
         OK. Refused with POOL_IN_USE while a session other than the caller's has it
-        open, or a sequence or warm pin exists. Cached blocks are lost.
+        open, or a sequence or warm pin exists. Cached blocks are lost. The caller
+        asserts that its processes have closed its memory if it is of cuda_ipc.
         """
 
     @abc.abstractmethod
@@ -412,7 +415,8 @@ class PoolServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvharbor.v1.pool_service_pb2.CloseSessionResponse, collections.abc.Awaitable[kvharbor.v1.pool_service_pb2.CloseSessionResponse]]:
         """Ends the calling session. The caller asserts that none of its processes
         touches any block any more and all its device work is synchronised: its
-        blocks are free at once. Idempotent. The side socket is closed after it.
+        blocks are free at once; and that they have closed memory of cuda_ipc.
+        Idempotent. The side socket is closed after it.
         """
 
     @abc.abstractmethod

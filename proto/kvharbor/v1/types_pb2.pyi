@@ -243,6 +243,7 @@ class PoolDescriptor(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """Names the pool in calls. Never reused within an epoch."""
     name: builtins.str
@@ -255,6 +256,8 @@ class PoolDescriptor(google.protobuf.message.Message):
     """All blocks, scratch blocks included."""
     size_bytes: builtins.int
     """Bytes to map, of each part."""
+    tenant: builtins.str
+    """Whose it is. A name is one pool in each tenant."""
     @property
     def layout(self) -> Global___Layout:
         """What the bytes mean. Its planes are those of one part."""
@@ -279,9 +282,10 @@ class PoolDescriptor(google.protobuf.message.Message):
         size_bytes: builtins.int = ...,
         spans: collections.abc.Iterable[Global___PlaneSpan] | None = ...,
         parts: collections.abc.Iterable[Global___PoolPart] | None = ...,
+        tenant: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arena_kind", b"arena_kind", "block_count", b"block_count", "epoch", b"epoch", "layout", b"layout", "name", b"name", "parts", b"parts", "pool_id", b"pool_id", "size_bytes", b"size_bytes", "spans", b"spans"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arena_kind", b"arena_kind", "block_count", b"block_count", "epoch", b"epoch", "layout", b"layout", "name", b"name", "parts", b"parts", "pool_id", b"pool_id", "size_bytes", b"size_bytes", "spans", b"spans", "tenant", b"tenant"]) -> None: ...
 
 Global___PoolDescriptor: typing_extensions.TypeAlias = PoolDescriptor
 

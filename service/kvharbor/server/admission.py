@@ -1,16 +1,21 @@
-"""Allocates that wait for room: queued by `AdmissionQueue`, tried one at a time whenever room has changed."""
+"""Allocates that wait for room: queued by `AdmissionQueue`, tried one at a time whenever room has changed.
+
+Those that wait for what another session is computing do so in `SingleFlight`, without a place in this queue.
+"""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kvharbor.pool import Prompt, SequenceView
+from kvharbor.pool import Awaited, Prompt, SequenceView
 from kvharbor.pool.errors import PoolError, PoolExhausted
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.waiting import AdmissionQueue, Ticket
-from kvharbor.server.errors import ServerError, SessionUnknown
+from kvharbor.server.errors import ServerError
 from kvharbor.server.owner import PoolOwner
+from kvharbor.server.session_errors import SessionUnknown
+from kvharbor.server.single_flight import SingleFlight
 from kvharbor.server.turns import Turns
 
 
@@ -22,6 +27,10 @@ class Applicant(Protocol):
         """Whether nothing may be granted to it any more."""
 
 
+Granted = SequenceView | Awaited
+"""What an Allocate comes to that has not been refused."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Application:
     """One Allocate: whose it is, how to run it, and what it asks for."""
@@ -29,7 +38,7 @@ class Application:
     applicant: Applicant
     tenant: str
     turns: Turns
-    start: Callable[[], Steps[SequenceView]]
+    start: Callable[[], Steps[Granted]]
     prompt: Prompt
     reserve_tokens: int
     max_cached_tokens: int | None
@@ -39,7 +48,7 @@ class Application:
 class _Waiter:
     application: Application
     refused: PoolExhausted
-    answer: asyncio.Future[SequenceView]
+    answer: asyncio.Future[Granted]
     tried_now: bool = False
     overdue: bool = False
 
@@ -53,6 +62,7 @@ class Admission:
 
     def __init__(self, owner: PoolOwner) -> None:
         self._owner = owner
+        self.single_flight = SingleFlight(owner)
         self._queue = AdmissionQueue()
         self._waiters: dict[Ticket, _Waiter] = {}
         self._refused_in: tuple[int, int] | None = None
@@ -67,6 +77,36 @@ class Admission:
 
     async def allocate(self, application: Application, wait_s: float) -> SequenceView:
         """Returns the sequence, or raises PoolExhausted at once or after `wait_s`."""
+        view = await self._grant(application, wait_s)
+        assert isinstance(view, SequenceView)
+        return view
+
+    async def allocate_after_others(
+        self,
+        application: Application,
+        unless_pending: Callable[[], Steps[Granted]],
+        wait_s: float,
+        pending_wait_s: float,
+    ) -> SequenceView:
+        """Lets others finish what they are computing of the prompt, for at most `pending_wait_s`, then allocates.
+
+        `unless_pending` runs it as long as there is time for that. `wait_s` is what it may wait for room, beside that.
+        """
+        clock = self._owner.clock
+        while True:
+            began_at = clock()
+            trial = application if pending_wait_s <= 0 else replace(application, start=unless_pending)
+            granted = await self._grant(trial, wait_s)
+            if isinstance(granted, SequenceView):
+                return granted
+            waits_from = clock()
+            wait_s -= waits_from - began_at
+            await self.single_flight.wait(application.applicant, granted, pending_wait_s)
+            pending_wait_s -= clock() - waits_from
+            if application.applicant.ended:
+                raise SessionUnknown
+
+    async def _grant(self, application: Application, wait_s: float) -> Granted:
         owner = self._owner
         if not self._waiters or self._may_pass(application):
             try:
@@ -88,16 +128,18 @@ class Admission:
         for waiter in self._waiters.values():
             if waiter.application.applicant is applicant and not waiter.answer.done():
                 waiter.answer.set_exception(reason)
+        self.single_flight.give_up(applicant, reason)
 
     def give_up_all(self, reason: ServerError) -> None:
         """Ends all waiting with `reason`."""
         for waiter in self._waiters.values():
             if not waiter.answer.done() and not waiter.tried_now:
                 waiter.answer.set_exception(reason)
+        self.single_flight.give_up_all(reason)
 
     async def _wait(
         self, application: Application, needed_blocks: int, refused: PoolExhausted, wait_s: float
-    ) -> SequenceView:
+    ) -> Granted:
         if application.applicant.ended:
             raise SessionUnknown
         now = self._owner.clock()
@@ -174,7 +216,7 @@ class Admission:
                 waiter.tried_now = False
         return False
 
-    def _answer(self, ticket: Ticket, waiter: _Waiter, answer: SequenceView | PoolError) -> None:
+    def _answer(self, ticket: Ticket, waiter: _Waiter, answer: Granted | PoolError) -> None:
         self._queue.discard(ticket)
         if waiter.answer.done():
             return

@@ -31,6 +31,7 @@ from kvharbor.server.pool_calls import PoolCalls
 from kvharbor.server.pools import Pools
 from kvharbor.server.prefix_calls import PrefixCalls
 from kvharbor.server.readiness import Readiness
+from kvharbor.server.record_call import RecordCall
 from kvharbor.server.resume_call import ResumeCall
 from kvharbor.server.sequence_calls import SequenceCalls
 from kvharbor.server.session import Session
@@ -54,7 +55,7 @@ _SERVICE_NAMES = (
 )
 
 
-class CacheCalls(SequenceCalls, ResumeCall, PrefixCalls, WatchCall):
+class CacheCalls(SequenceCalls, ResumeCall, PrefixCalls, WatchCall, RecordCall):
     """CacheService, of its parts."""
 
     def __init__(self, gate: Gate, callers: Callers, pools: Pools, sessions: Sessions, settings: Settings) -> None:
@@ -62,6 +63,7 @@ class CacheCalls(SequenceCalls, ResumeCall, PrefixCalls, WatchCall):
         ResumeCall.__init__(self, gate, callers, pools)
         PrefixCalls.__init__(self, gate, callers, pools, sessions)
         WatchCall.__init__(self, gate, callers, pools, progress_s=settings.watch_progress_s)
+        RecordCall.__init__(self, gate, callers, pools)
 
 
 @dataclass(frozen=True, slots=True)

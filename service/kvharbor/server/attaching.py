@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from kvharbor.gpumem import ArenaKind, DeviceNotVisible, Export
 from kvharbor.gpumem.devices import same_device
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import MpsClientRefused
 from kvharbor.server.members import Mode
 from kvharbor.server.part import Part
 from kvharbor.server.served_pool import ServedPool
+from kvharbor.server.session_errors import MpsClientRefused
 from kvharbor.server.wire import device_memory_message
 from kvharbor.v1 import side_pb2, types_pb2
 

@@ -13,6 +13,7 @@ from kvharbor.server.commands.generate_trace import generate_trace
 from kvharbor.server.commands.health import health
 from kvharbor.server.commands.kill_session import kill_session
 from kvharbor.server.commands.prefixes import lookup, unwarm, warm
+from kvharbor.server.commands.record import record
 from kvharbor.server.commands.replay import replay
 from kvharbor.server.commands.serve import serve
 from kvharbor.server.commands.sessions import sessions
@@ -45,6 +46,7 @@ for command in (
     upgrade,
     health,
     doctor,
+    record,
     replay,
     simulate,
     demo,
@@ -53,8 +55,6 @@ for command in (
 app.command("kill-session")(kill_session)
 app.command("generate-trace")(generate_trace)
 app.command("exec")(execute)
-for command in (replay, simulate, demo):
-    app.command()(command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -21,7 +21,7 @@ from kvharbor.gpumem.two_process import require_arena
 from kvharbor.server.device_keepers import DeviceKeepers
 from kvharbor.server.errors import StartupError
 from kvharbor.server.part import DevicePart, Part
-from kvharbor.server.work_thread import DeviceThread
+from kvharbor.server.work_thread import DeviceThread, refusing_for_room
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class DeviceArenas(abc.ABC):
         """
         try:
             await asyncio.gather(*(asyncio.to_thread(_tried_out, self.kind, uuid) for uuid in self._threads))
-        except ArenaUnproven as refused:
+        except (ArenaUnproven, DeviceFailed) as refused:
             raise StartupError(f"setting arena: {refused}") from None
         log.info("arena tried out", arena=self.kind, devices=[*self._threads])
 
@@ -72,7 +72,7 @@ class DeviceArenas(abc.ABC):
             for part in made:
                 await part.close()
                 await part.free()
-            raise _told(failure, size_bytes) from None
+            raise _told(failure) from None
         return tuple(made)
 
     @abc.abstractmethod
@@ -99,8 +99,7 @@ class VmmArenas(DeviceArenas):
 
     async def _made(self, device: str, size_bytes: int, cancelled: Callable[[], bool]) -> Part:  # noqa: ARG002
         thread = self._threads[device]
-        # Zeroed there too, in the device's context.
-        arena = await thread.run(lambda: VmmArena.create(size_bytes, device_of(device)))
+        arena = await thread.run(lambda: _created(size_bytes, device))
         return DevicePart(arena.export(), thread)
 
 
@@ -145,14 +144,19 @@ def _tried_out(kind: ArenaKind, uuid: str) -> None:
         release_context(device_of(uuid))
 
 
-def _told(failure: BaseException, size_bytes: int) -> BaseException:
+def _created(size_bytes: int, uuid: str) -> VmmArena:
+    """Makes an arena and zeroes it, in a context for which the device may have no room either."""
+    with refusing_for_room(uuid, size_bytes, _ROOM_REMEDY):
+        return VmmArena.create(size_bytes, device_of(uuid))
+
+
+def _told(failure: BaseException) -> BaseException:
     """Returns a lack of room as one that says what may have it; anything else as it is."""
-    match failure:
-        case InsufficientMemory():
-            facts = (failure.needed_bytes, failure.available_bytes, failure.limited_by)
-        case DeviceFailed(out_of_memory=True):
-            facts = (size_bytes, 0, f"the device ({failure.call})")
-        case _:
-            return failure
-    needed_bytes, available_bytes, limited_by = facts
-    return InsufficientMemory(needed_bytes, available_bytes=available_bytes, limited_by=limited_by, remedy=_ROOM_REMEDY)
+    if not isinstance(failure, InsufficientMemory):
+        return failure
+    return InsufficientMemory(
+        failure.needed_bytes,
+        available_bytes=failure.available_bytes,
+        limited_by=failure.limited_by,
+        remedy=_ROOM_REMEDY,
+    )

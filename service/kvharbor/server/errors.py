@@ -1,20 +1,24 @@
 """Why the service refuses, beside what the pool and the memory say. Sorted by what the caller should do:
 
 ServerError
-├── SessionRequired, SessionUnknown, AdminRequired      the caller is not known, or not allowed
-├── PoolNotFound, SessionNotFound, WarmTaskNotFound     unknown, another tenant's, or somebody else's by now
+├── SessionRequired*, SessionUnknown*, AdminRequired*   the caller is not known, or not allowed
+├── PoolNotFound, SessionNotFound*, WarmTaskNotFound    unknown, another tenant's, or somebody else's by now
 ├── StaleEpoch, PoolSizeMismatch, PoolDevicesMismatch,
-│   PoolInUse, MpsClientRefused, ResumeRequired,
-│   PeerUnproven, RankTaken, UpgradeFailed              state says no: do not retry unchanged
+│   PoolInUse, MpsClientRefused*, ResumeRequired*,
+│   PeerUnproven*, RankTaken*, UpgradeFailed            state says no: do not retry unchanged
 ├── RevisionCompacted, WatcherTooSlow                   gone: watch again from a snapshot
 ├── TooManyWarmTasks, DescriptorsExhausted              full: let engines work some off; let sessions end
 └── Starting, Draining                                  not now: retry
+
+Those with a * are about sessions and their processes, and in session_errors.py.
 
 StartupError and CommandError are for the operator: they end a command with one line on stderr.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar
+
+from kvharbor.server.sizes import exact_size
 
 
 class StartupError(Exception):
@@ -39,42 +43,6 @@ class ServerError(Exception):
         return {}
 
 
-class SessionRequired(ServerError):
-    """The call needs a session."""
-
-    reason = "SESSION_REQUIRED"
-    remedy = 'open a side socket and send its session token as metadata "kvharbor-session"'
-
-    def __init__(self) -> None:
-        super().__init__(f"this call needs a session: {self.remedy}")
-
-    def metadata(self) -> dict[str, str]:
-        return {"remedy": self.remedy}
-
-
-class SessionUnknown(ServerError):
-    """The token is of no live session."""
-
-    reason = "SESSION_UNKNOWN"
-
-    def __init__(self) -> None:
-        super().__init__("the session token is unknown or its session has ended: connect again")
-
-
-class AdminRequired(ServerError):
-    """The call is for administrators."""
-
-    reason = "ADMIN_REQUIRED"
-    remedy = "call as uid 0, as the user of the service, or as one of the setting admin_uids"
-
-    def __init__(self, uid: int | None) -> None:
-        self.uid = uid
-        super().__init__(f"uid {uid} is no administrator: {self.remedy}")
-
-    def metadata(self) -> dict[str, str]:
-        return {"uid": str(self.uid), "remedy": self.remedy}
-
-
 class PoolNotFound(ServerError):
     """The caller's tenant has no such pool, or the session has not opened it."""
 
@@ -86,21 +54,6 @@ class PoolNotFound(ServerError):
 
     def metadata(self) -> dict[str, str]:
         return {"poolId": self.pool_id}
-
-
-class SessionNotFound(ServerError):
-    """No session of that id lives, or waits for the end of its processes."""
-
-    reason = "SESSION_NOT_FOUND"
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        super().__init__(
-            f"no session {session_id!r} is here, or nothing of it is left any more: see `kvharbor sessions`"
-        )
-
-    def metadata(self) -> dict[str, str]:
-        return {"sessionId": self.session_id}
 
 
 class WarmTaskNotFound(ServerError):
@@ -159,7 +112,7 @@ class PoolSizeMismatch(ServerError):
         self.size_bytes = size_bytes
         self.current_size_bytes = current_size_bytes
         super().__init__(
-            f"the pool was made with {current_size_bytes} bytes, not {size_bytes}: "
+            f"the pool was made with {exact_size(current_size_bytes)}, not {exact_size(size_bytes)}: "
             f"ask for that size or for 0, or drop the pool first"
         )
 
@@ -195,7 +148,8 @@ class PoolInUse(ServerError):
         self.pin_count = pin_count
         super().__init__(
             f"the pool is in use by {_counted(session_count, 'other session')}, "
-            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}: end them first"
+            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}: "
+            f"end them first{', pins with `kvharbor unwarm`' if pin_count else ''}"
         )
 
     def metadata(self) -> dict[str, str]:
@@ -204,64 +158,6 @@ class PoolInUse(ServerError):
             "sequenceCount": str(self.sequence_count),
             "pinCount": str(self.pin_count),
         }
-
-
-class MpsClientRefused(ServerError):
-    """The process works on the device through a CUDA MPS server, which outlives it."""
-
-    reason = "MPS_CLIENT_REFUSED"
-    remedy = "run the worker without MPS, or accept the risk with the service's setting allow_mps"
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        super().__init__(
-            f"the process uses device {device} through CUDA MPS, so that its death would not prove that its kernels "
-            f"have stopped: {self.remedy}"
-        )
-
-    def metadata(self) -> dict[str, str]:
-        return {"device": self.device, "remedy": self.remedy}
-
-
-class ResumeRequired(ServerError):
-    """The process before this one knew what the session holds; this one has to be told."""
-
-    reason = "RESUME_REQUIRED"
-    remedy = "say hello with `resume` on a new side socket, then call Resume for the pool"
-
-    def __init__(self, pool_id: str) -> None:
-        self.pool_id = pool_id
-        super().__init__(f"the service's process was replaced and pool {pool_id!r} is not resumed: {self.remedy}")
-
-    def metadata(self) -> dict[str, str]:
-        return {"poolId": self.pool_id, "remedy": self.remedy}
-
-
-class PeerUnproven(ServerError):
-    """The kernel does not prove which process connects, so that its end could never be known."""
-
-    reason = "PEER_UNPROVEN"
-
-    def __init__(self, pid: int, *, remedy: str) -> None:
-        self.pid = pid
-        self.remedy = remedy
-        super().__init__(f"the kernel does not prove which process connects (pid {pid}): {remedy}")
-
-    def metadata(self) -> dict[str, str]:
-        return {"pid": str(self.pid), "remedy": self.remedy}
-
-
-class RankTaken(ServerError):
-    """Two members of a session cannot have one rank."""
-
-    reason = "RANK_TAKEN"
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        super().__init__(f"rank {rank} of the session is taken: join with a rank of its own")
-
-    def metadata(self) -> dict[str, str]:
-        return {"rank": str(self.rank)}
 
 
 class UpgradeFailed(ServerError):
@@ -299,10 +195,12 @@ class WatcherTooSlow(ServerError):
 
     reason = "WATCHER_TOO_SLOW"
 
-    def __init__(self, pending_event_count: int, *, limit: str) -> None:
+    def __init__(
+        self, pending_event_count: int, *, limit: str, what: str = "events", remedy: str = "watch again from 0"
+    ) -> None:
         self.pending_event_count = pending_event_count
         self.limit = limit
-        super().__init__(f"{pending_event_count} events were not read in time, {limit} are kept: watch again from 0")
+        super().__init__(f"{pending_event_count} {what} were not read in time, {limit} are kept: {remedy}")
 
     def metadata(self) -> dict[str, str]:
         return {"pendingEventCount": str(self.pending_event_count), "limit": self.limit}

@@ -29,7 +29,7 @@ class EventLog:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._kept: deque[Recorded] = deque()
         self._kept_bytes = 0
         self._first = 0
@@ -48,7 +48,7 @@ class EventLog:
             recorded = Recorded(event.revision, event.tenant, _encoded(event))
             self._kept.append(recorded)
             self._kept_bytes += len(recorded.encoded)
-        while self._kept_bytes > self._limit_bytes and len(self._kept) > 1:
+        while self._kept_bytes > self.limit_bytes and len(self._kept) > 1:
             gone = self._kept.popleft()
             self._first += 1
             self._kept_bytes -= len(gone.encoded)
@@ -77,7 +77,7 @@ class EventLog:
         Raises WatcherTooSlow when the first is gone.
         """
         if position < self._first:
-            raise WatcherTooSlow(self.end - position, limit=format_size(self._limit_bytes))
+            raise WatcherTooSlow(self.end - position, limit=format_size(self.limit_bytes))
         found: list[Recorded] = []
         size_bytes = 0
         # By index: a deque finds those near its ends at once, and that is where a watcher is who keeps up.

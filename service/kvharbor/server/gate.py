@@ -10,9 +10,10 @@ import grpc
 import structlog
 
 from kvharbor.server.call_timings import CallTimings
-from kvharbor.server.errors import AdminRequired, Draining, ServerError, SessionRequired, Starting
+from kvharbor.server.errors import Draining, ServerError, Starting
 from kvharbor.server.peer import Peer
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import AdminRequired, SessionRequired
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.status import CODES, REFUSALS, abort
 
@@ -138,7 +139,7 @@ def answered(method: Callable[[S, Q, Context], Awaitable[R]]) -> Call[S, Q, R]:
 
         try:
             gate.enter()
-        except ServerError as refused:
+        except REFUSALS as refused:
             count(CODES[type(refused)].name)
             await abort(context, refused)
         try:

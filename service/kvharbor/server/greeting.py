@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import SessionRequired, StaleEpoch
+from kvharbor.server.errors import StaleEpoch
 from kvharbor.server.members import LEADER_RANK, Member, Mode
 from kvharbor.server.peer import Peer
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import SessionRequired
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.warm_notices import WarmNotices
 from kvharbor.v1 import side_pb2
@@ -55,20 +56,27 @@ def checked_hello(request: side_pb2.SideRequest) -> side_pb2.Hello:
     return hello
 
 
+def require_epoch(hello: side_pb2.Hello, epoch: str) -> None:
+    """Raises StaleEpoch for a hello that would go on with a session of another epoch."""
+    if hello.HasField("resume") and hello.resume.epoch != epoch:
+        raise StaleEpoch(
+            hello.resume.epoch[:80],
+            current_epoch=epoch,
+            what="the session",
+            remedy="end all work on its memory, map that no more, then say hello without `resume`",
+        )
+
+
 def welcomed(
     sessions: Sessions, hello: side_pb2.Hello, caller: Caller, epoch: str
 ) -> tuple[Session, Member, side_pb2.Welcome]:
-    """Gives the caller what it asks for; raises SessionUnknown, RankTaken, StaleEpoch, PeerUnproven, InvalidField."""
+    """Gives the caller what it asks for; raises SessionUnknown, RankTaken, PeerUnproven, InvalidField.
+
+    `epoch` is the service's, and that of a hello that resumes (`require_epoch`).
+    """
     if hello.HasField("join"):
         session, member = _joined(sessions, hello.join, caller)
     elif hello.HasField("resume"):
-        if hello.resume.epoch != epoch:
-            raise StaleEpoch(
-                hello.resume.epoch[:80],
-                current_epoch=epoch,
-                what="the session",
-                remedy="end all work on its memory, map that no more, then say hello without `resume`",
-            )
         session, member = sessions.resume(hello.resume.token, caller.peer, caller.pidfd, caller.connection)
     else:
         session, member = sessions.begin(

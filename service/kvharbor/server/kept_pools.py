@@ -55,6 +55,7 @@ def pool_config(settings: Settings, name: str, descriptor: Descriptor) -> PoolCo
         min_reuse_tokens=rules.min_reuse_tokens or 0,
         warm_budget_ratio=rules.warm_budget_ratio or 0.0,
         policy=rules.eviction_policy or "lru",
+        history=True,
     )
 
 

@@ -1,6 +1,7 @@
 """One life of the owner's state: its name, its clock and its counters, which go on over the processes that serve it."""
 
 import dataclasses
+import mmap
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ _NAME = "epoch"
 
 
 class DeviceShare(TypedDict):
-    """What of a device is for pools; its name is for people."""
+    """What of a device is for pools, and the pieces that it comes in; its name is for people."""
 
     name: str
     memory_bytes: int
+    piece_bytes: int
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class Life:
     `clock_offset_s` makes the service's clock out of the event loop's: a time taken from elsewhere shows at once, it
     is days off. `listen` is the TCP address as it was bound; `restarts` counts the processes before by what ended
     them. `arena` is the kind that its pools are of; `devices` are those that they may lie on, by UUID, none for the
-    host.
+    host. `was_tried_out` tells that such memory has been shared with another process, which is done once in a life.
     """
 
     epoch: str
@@ -39,6 +41,7 @@ class Life:
     pool_count: int = 0
     arena: str = "host"
     devices: dict[str, DeviceShare] = field(default_factory=dict)
+    was_tried_out: bool = False
 
     @classmethod
     def begun(cls, memory_bytes: int) -> Self:
@@ -56,6 +59,11 @@ class Life:
     def memory(self) -> dict[str, int]:
         """Memory for pools, by place."""
         return {uuid: share["memory_bytes"] for uuid, share in self.devices.items()} or {HOST: self.memory_bytes}
+
+    @property
+    def piece_bytes(self) -> dict[str, int]:
+        """Bytes that memory comes in, by place."""
+        return {uuid: share["piece_bytes"] for uuid, share in self.devices.items()} or {HOST: mmap.PAGESIZE}
 
     @classmethod
     def kept(cls, keeper: Keeper) -> Self | None:

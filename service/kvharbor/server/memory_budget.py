@@ -3,7 +3,7 @@
 from kvharbor.gpumem import left_memory, memory_room
 from kvharbor.server.errors import StartupError
 from kvharbor.server.settings import Settings
-from kvharbor.server.sizes import Share
+from kvharbor.server.sizes import Share, exact_size
 
 
 def memory_budget_bytes(settings: Settings) -> int:
@@ -18,7 +18,7 @@ def memory_budget_bytes(settings: Settings) -> int:
         return settings.memory.of(available_bytes)
     if settings.memory > available_bytes:
         raise StartupError(
-            f"setting memory: needs {settings.memory} bytes, have {available_bytes} "
+            f"setting memory: needs {exact_size(settings.memory)}, have {exact_size(available_bytes)} "
             f"(limited by {room.limited_by}): set less, or raise the limit"
         )
     return settings.memory

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from kvharbor.server import traffic_families
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.gate import Gate
 from kvharbor.server.life import Life
@@ -121,11 +122,13 @@ class Metrics:
         yield durations
 
     async def _of_pools(self) -> list[Metric]:
-        rows: dict[tuple[str, str], list[int]] = {}
-        tenants: dict[str, list[int]] = {}
+        rows: dict[tuple[str, str], list[float]] = {}
+        traffic: dict[tuple[str, str], list[float]] = {}
+        tenants: dict[str, list[float]] = {}
         for number, served in enumerate(self._pools.all(), 1):
             stats = served.pool.stats()
             rows[served.tenant, served.name] = [figure.value(served, stats) for figure in _FIGURES]
+            traffic[served.tenant, served.name] = traffic_families.columns(stats.traffic)
             for one in stats.tenants:
                 _add(
                     tenants.setdefault(one.tenant, [0, 0, 0, 0]),
@@ -133,10 +136,11 @@ class Metrics:
                 )
             if number % _SLICE_POOLS == 0:
                 await asyncio.sleep(0)
-        named_pools = self._pool_series.choose({key: row[_SIZE] for key, row in rows.items()})
-        named_tenants = self._tenant_series.choose({tenant: row[0] for tenant, row in tenants.items()})
+        named_pools = self._pool_series.choose({key: int(row[_SIZE]) for key, row in rows.items()})
+        named_tenants = self._tenant_series.choose({tenant: int(row[0]) for tenant, row in tenants.items()})
         return [
             *_pool_families(_summed(rows, named_pools, (OTHER, OTHER))),
+            *traffic_families.families(_summed(traffic, named_pools, (OTHER, OTHER))),
             *_tenant_families(_summed(tenants, named_tenants, OTHER)),
         ]
 
@@ -159,13 +163,13 @@ def _counter(name: str, meaning: str, value: float) -> Metric:
     return CounterMetricFamily(f"kvharbor_{name}", meaning, value=value)
 
 
-def _add(sums: list[int], values: "list[int] | tuple[int, ...]") -> None:
+def _add(sums: list[float], values: "list[float] | tuple[int, ...]") -> None:
     for column, value in enumerate(values):
         sums[column] += value
 
 
-def _summed(rows: dict[K, list[int]], named: frozenset[K], other: K) -> dict[K, list[int]]:
-    found: dict[K, list[int]] = {}
+def _summed(rows: dict[K, list[float]], named: frozenset[K], other: K) -> dict[K, list[float]]:
+    found: dict[K, list[float]] = {}
     for key, row in rows.items():
         if key in named:
             found[key] = row
@@ -176,7 +180,7 @@ def _summed(rows: dict[K, list[int]], named: frozenset[K], other: K) -> dict[K, 
     return found
 
 
-def _pool_families(rows: dict[tuple[str, str], list[int]]) -> Iterator[Metric]:
+def _pool_families(rows: dict[tuple[str, str], list[float]]) -> Iterator[Metric]:
     labels = ["tenant", "pool"]
     blocks = GaugeMetricFamily(
         "kvharbor_pool_blocks",
@@ -204,7 +208,7 @@ def _pool_families(rows: dict[tuple[str, str], list[int]]) -> Iterator[Metric]:
     yield from (blocks, usage, *families)
 
 
-def _tenant_families(rows: dict[str, list[int]]) -> Iterator[Metric]:
+def _tenant_families(rows: dict[str, list[float]]) -> Iterator[Metric]:
     for column, (name, kind, meaning) in enumerate(_TENANT_FIGURES):
         family = kind(f"kvharbor_tenant_{name}", meaning, labels=["tenant"])
         for tenant, row in rows.items():

@@ -42,6 +42,7 @@ class PoolOwner:
         """
         if not turns.try_take():
             await turns.take()
+        self.pool.tell_time(self.clock())
         try:
             steps = start()
             next(steps)
@@ -89,6 +90,7 @@ class PoolOwner:
 
     def call(self, change: Callable[[], T]) -> T:
         """Runs a short operation of the pool at once."""
+        self.pool.tell_time(self.clock())
         try:
             return change()
         except BaseException as failure:
@@ -129,6 +131,7 @@ class PoolOwner:
         try:
             while True:
                 await asyncio.sleep(0)
+                self.pool.tell_time(self.clock())
                 next(steps)
                 self._settle()
         except StopIteration as stop:

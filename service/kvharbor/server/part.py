@@ -5,16 +5,15 @@ to copy there for the first time: one that copies nothing needs no mapping, and 
 """
 
 import abc
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from kvharbor.gpumem import (
     Descriptor,
-    DeviceFailed,
     DeviceMapped,
     Export,
-    InsufficientMemory,
     Mapped,
     Mapping,
     attach,
@@ -22,13 +21,14 @@ from kvharbor.gpumem import (
     copy_blocks_on_device,
 )
 from kvharbor.gpumem.devices import current
-from kvharbor.server.work_thread import DeviceThread, WorkThread
+from kvharbor.server.work_thread import DeviceThread, WorkThread, refusing_for_room
 
 Pairs = Sequence[tuple[int, int]]
 """Blocks to copy: (source, destination)."""
 
 CONTEXT_BYTES = 512 * 2**20
 """About what a context takes of a device; not seen on hardware."""
+_CONTEXT_REMEDY = "leave room on the device, beside the pools, for the service's own context"
 
 Free = Callable[[str], Awaitable[None]]
 """Asks the keeper of a device to free an allocation."""
@@ -49,7 +49,7 @@ class Part(abc.ABC):
 
     async def copy(self, descriptor: Descriptor, pairs: Pairs) -> None:
         """Copies whole blocks inside the part, after what is under way there; returns when they are complete."""
-        await self.thread.run(lambda: self._copy(self._mapped(), descriptor, pairs))
+        await self.thread.run(lambda: self._copy(descriptor, pairs))
 
     async def close(self) -> None:
         """Lets go of what this process has of it. The memory lives on while anybody else has it."""
@@ -61,7 +61,7 @@ class Part(abc.ABC):
             await self._free(self.allocation)
 
     @abc.abstractmethod
-    def _copy(self, mapping: Mapped, descriptor: Descriptor, pairs: Pairs) -> None:
+    def _copy(self, descriptor: Descriptor, pairs: Pairs) -> None:
         """Copies, on the thread."""
 
     def _mapped(self) -> Mapped:
@@ -70,10 +70,12 @@ class Part(abc.ABC):
         return self._mapping
 
     def _let_go(self) -> None:
-        if self._mapping is not None:
-            self._mapping.close()
-        for fd in self.export.fds:
-            os.close(fd)
+        try:
+            if self._mapping is not None:
+                self._mapping.close()
+        finally:
+            for fd in self.export.fds:
+                os.close(fd)
 
 
 class HostPart(Part):
@@ -86,33 +88,25 @@ class HostPart(Part):
         await super().close()
         self.thread.close()
 
-    def _copy(self, mapping: Mapped, descriptor: Descriptor, pairs: Pairs) -> None:
-        copy_blocks(cast(Mapping, mapping), descriptor, pairs)
+    def _copy(self, descriptor: Descriptor, pairs: Pairs) -> None:
+        copy_blocks(cast(Mapping, self._mapped()), descriptor, pairs)
 
 
 class DevicePart(Part):
-    """Memory of a device, on the device's thread."""
+    """Memory of a device, on the device's thread.
+
+    `copy` raises InsufficientMemory where the device has no room for what the first copy makes, before anything is
+    queued. From then on no failure is a refusal: a copy still under way would write into a block that is free by then.
+    """
 
     def __init__(self, export: Export, thread: DeviceThread, *, allocation: str = "", free: Free | None = None) -> None:
         super().__init__(export, thread, allocation=allocation, free=free)
         self._device_thread = thread
 
-    async def copy(self, descriptor: Descriptor, pairs: Pairs) -> None:
-        """As Part says; raises InsufficientMemory where the device has no room for what the first copy makes."""
-        try:
-            await super().copy(descriptor, pairs)
-        except DeviceFailed as failure:
-            if not failure.out_of_memory:
-                raise
-            raise InsufficientMemory(
-                CONTEXT_BYTES,
-                available_bytes=0,
-                limited_by=f"device {self.export.device} ({failure.call})",
-                remedy="leave room on the device, beside the pools, for the service's own context",
-            ) from None
-
-    def _copy(self, mapping: Mapped, descriptor: Descriptor, pairs: Pairs) -> None:
-        on_device = cast(DeviceMapped, mapping)
-        with current(on_device.device):
-            stream = self._device_thread.stream()
-            copy_blocks_on_device(on_device.address, descriptor, pairs, stream=stream)
+    def _copy(self, descriptor: Descriptor, pairs: Pairs) -> None:
+        with contextlib.ExitStack() as leave:
+            with refusing_for_room(self.export.device, CONTEXT_BYTES, _CONTEXT_REMEDY):
+                mapping = cast(DeviceMapped, self._mapped())
+                leave.enter_context(current(mapping.device))
+                stream = self._device_thread.stream()
+            copy_blocks_on_device(mapping.address, descriptor, pairs, stream=stream)

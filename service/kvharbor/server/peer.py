@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvharbor.server.descriptors import is_exhausted
-from kvharbor.server.errors import PeerUnproven
+from kvharbor.server.session_errors import PeerUnproven
 
 SO_PEERPIDFD = 77
 """The socket option, which Python does not name yet (Linux 6.5): the pidfd of the process that connected."""

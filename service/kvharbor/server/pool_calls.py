@@ -67,7 +67,12 @@ class PoolCalls(SessionCalls):
             stall_count=self._life.stall_count,
             stall_time=duration_message(self._life.stalled_s),
             devices=[
-                pb.Device(uuid=uuid, memory_available_bytes=self._pools.budget.available_in(uuid), **share)
+                pb.Device(
+                    uuid=uuid,
+                    name=share["name"],
+                    memory_bytes=share["memory_bytes"],
+                    memory_available_bytes=self._pools.budget.available_in(uuid),
+                )
                 for uuid, share in self._life.devices.items()
             ],
         )
@@ -121,7 +126,12 @@ class PoolCalls(SessionCalls):
 
     def describe(self, served: ServedPool) -> types_pb2.PoolDescriptor:
         """Returns a pool's descriptor as a message."""
-        names = {"pool_id": served.pool_id, "name": served.name, "epoch": self._pools.epoch}
+        names = {
+            "pool_id": served.pool_id,
+            "name": served.name,
+            "tenant": served.tenant,
+            "epoch": self._pools.epoch,
+        }
         return descriptor_message(served.descriptor, ArenaKind(self._life.arena), served.places, **names)
 
 

@@ -62,6 +62,11 @@ GAUGES: Final = (
         lambda _, stats: stats.warm_budget_used_block_count,
     ),
     Figure("waiting_allocates", "Allocates that wait for room.", lambda served, _: served.admission.waiting_count),
+    Figure(
+        "waiting_for_pending",
+        "Allocates that wait for blocks which another session is computing.",
+        lambda served, _: served.admission.single_flight.waiting_count,
+    ),
     Figure("warm_tasks_waiting", "Warm tasks that wait for an engine.", lambda served, _: served.warm.task_counts[0]),
     Figure(
         "warm_tasks_filling", "Warm tasks that an engine is at work on.", lambda served, _: served.warm.task_counts[1]
@@ -77,6 +82,11 @@ COUNTERS: Final = (
         "reused_tokens",
         "Of the prompt tokens, those whose KV was there already.",
         lambda _, stats: stats.counters.reused_token_count,
+    ),
+    Figure(
+        "recomputed_tokens",
+        "Tokens of published blocks that had been published before and were evicted; estimated from a sample.",
+        lambda served, stats: stats.traffic.recomputed_block_count * served.pool.config.block_tokens,
     ),
     Figure("committed_blocks", "Blocks published.", lambda _, stats: stats.counters.committed_block_count),
     Figure(
@@ -95,4 +105,14 @@ COUNTERS: Final = (
         lambda _, stats: stats.counters.refused_count,
     ),
     Figure("copied_blocks", "Blocks copied by Fork.", lambda _, stats: stats.counters.copied_block_count),
+    Figure(
+        "pending_waits",
+        "Times that an Allocate began to wait for what another session computes.",
+        lambda _, stats: stats.counters.pending_wait_count,
+    ),
+    Figure(
+        "takeovers",
+        "Such waits that ended with the caller computing it, as the writer was gone or had committed nothing for 2 s.",
+        lambda _, stats: stats.counters.takeover_count,
+    ),
 )

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from kvharbor.gpumem import ArenaTooSmall, Descriptor, Layout, ReservationCancelled, block_count_for
+from kvharbor.gpumem.devices import same_device
 from kvharbor.pool import Pool
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.arenas import Arenas
@@ -20,6 +21,7 @@ from kvharbor.server.owner import Crash, PoolOwner
 from kvharbor.server.pool_memory import PoolMemory, pool_with_ledger, recovered_pool
 from kvharbor.server.served_pool import PoolFacts, ServedPool
 from kvharbor.server.settings import Settings
+from kvharbor.server.sizes import exact_size
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +39,7 @@ class PoolMaker:
         clock: Callable[[], float],
         crash: Crash,
     ) -> None:
-        self.budget = Budget(life.memory)
+        self.budget = Budget(life.memory, life.piece_bytes)
         self.closing = False
         self._settings = settings
         self._life = life
@@ -46,19 +48,23 @@ class PoolMaker:
         self._clock = clock
         self._crash = crash
 
-    def check_devices(self, devices: tuple[str, ...], layout: Layout) -> None:
-        """Raises InvalidField for devices that are not the service's, or not one a rank; none are always right."""
+    def places_of(self, devices: Sequence[str], layout: Layout) -> tuple[str, ...]:
+        """Returns the places of these devices, however their UUIDs are spelled; none of none.
+
+        Raises InvalidField for devices that are not the service's, or not one a rank.
+        """
         known = self.budget.places
+        places = tuple(place for device in devices for place in known if same_device(place, device))
         if not devices:
-            return
+            return ()
         if known == (HOST,):
             limit, remedy = "none, as the pools of this service lie in host memory", "leave it empty"
         elif len(devices) != layout.tp_size:
             limit, remedy = f"{layout.tp_size} devices, one a rank", "name one for each rank, or none"
-        elif not set(devices) <= set(known):
+        elif len(places) < len(devices):
             limit, remedy = f"of the service's devices: {', '.join(known)}", "name some of these"
         else:
-            return
+            return places
         raise InvalidField(field="devices", value=", ".join(devices)[:200], limit=limit, remedy=remedy)
 
     async def make(self, key: tuple[str, str], layout: Layout, size_bytes: int, devices: tuple[str, ...]) -> ServedPool:
@@ -153,7 +159,7 @@ class PoolMaker:
 def _less_than_a_block(refused: ArenaTooSmall) -> InvalidField:
     return InvalidField(
         field="size_bytes",
-        value=f"{refused.size_bytes} bytes, less than one block beside {refused.scratch_blocks} scratch blocks",
-        limit=f"at least {refused.needed_bytes} bytes",
+        value=f"{exact_size(refused.size_bytes)}, less than one block beside {refused.scratch_blocks} scratch blocks",
+        limit=f"at least {exact_size(refused.needed_bytes)}",
         remedy="ask for more, or use smaller blocks",
     )

@@ -15,9 +15,7 @@ from kvharbor.server.errors import (
     PoolInUse,
     PoolNotFound,
     PoolSizeMismatch,
-    ResumeRequired,
     ServerError,
-    SessionUnknown,
     StaleEpoch,
 )
 from kvharbor.server.keeper import Keeper
@@ -28,6 +26,7 @@ from kvharbor.server.peer import Peer
 from kvharbor.server.pool_making import PoolMaker
 from kvharbor.server.served_pool import OpenedPool, ServedPool
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import ResumeRequired, SessionUnknown
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
 from kvharbor.server.turns import Turns
@@ -53,6 +52,7 @@ class Pools:
     ) -> None:
         self.epoch = life.epoch
         self._keeper = keeper
+        self._crash = crash
         self._maker = PoolMaker(settings, life, keeper, arenas, clock=clock, crash=crash)
         self._by_id: dict[str, ServedPool] = {}
         self._by_name: dict[tuple[str, str], ServedPool] = {}
@@ -76,15 +76,15 @@ class Pools:
             raise InvalidField(
                 field="size_bytes", value=size_bytes, limit="0 or more", remedy="leave it 0 for what is left"
             )
-        self._maker.check_devices(devices, layout)
-        served, created = await self._found_or_made((session.peer.tenant, name), layout, size_bytes, devices)
+        places = self._maker.places_of(devices, layout)
+        served, created = await self._found_or_made((session.peer.tenant, name), layout, size_bytes, places)
         served.descriptor.layout.require_equal(layout)
         if size_bytes not in (0, served.size_bytes):
             raise PoolSizeMismatch(size_bytes, current_size_bytes=served.size_bytes)
-        if devices and devices != served.places:
-            raise PoolDevicesMismatch(devices, current_devices=served.places)
+        if places and places != served.places:
+            raise PoolDevicesMismatch(places, current_devices=served.places)
         if session.ended:
-            raise SessionUnknown
+            raise SessionUnknown(session.cause)
         if served.pool_id not in session.opened:
             if len(session.opened) >= MAX_OPENED:
                 raise InvalidField(
@@ -175,12 +175,19 @@ class Pools:
         self._maker.closing = True
         for served in self._by_id.values():
             served.events.end_with(reason)
+            served.recorder.end_with(reason)
             served.admission.give_up_all(reason)
             served.warm.end_waits(reason)
 
     async def _close_dropped(self, served: ServedPool) -> None:
-        await served.close(PoolNotFound(served.pool_id))
-        await served.memory.give_back()
+        try:
+            await served.close(PoolNotFound(served.pool_id))
+            await served.memory.give_back()
+        except Exception as failure:
+            # Memory that may still be mapped here must not be freed. It is nobody's for the next process, and so is
+            # the booking.
+            self._crash(failure)
+            raise
         self.budget.give_back(served.places, served.descriptor.size_bytes)
         log.info("pool dropped", pool=served.pool_id, name=served.name, tenant=served.tenant)
 

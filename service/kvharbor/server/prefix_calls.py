@@ -7,13 +7,15 @@ import dataclasses
 
 from kvharbor.pool import PoolStats, Presence
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import PoolNotFound, ResumeRequired, SessionRequired
+from kvharbor.server.errors import PoolNotFound
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.peer import Peer
 from kvharbor.server.pools import Pools
 from kvharbor.server.sequence_calls import expire_time
 from kvharbor.server.served_pool import OpenedPool, ServedPool
+from kvharbor.server.session_errors import ResumeRequired, SessionRequired
 from kvharbor.server.sessions import Sessions
+from kvharbor.server.traffic_messages import miss_message, traffic_message
 from kvharbor.server.warm_desk import PinRequest
 from kvharbor.server.wire import duration_message, prompt_of, seconds_of, sequence_message
 from kvharbor.server.withdrawal import Withdrawal
@@ -99,7 +101,11 @@ class PrefixCalls(rpc.CacheServiceServicer):
         prompt = prompt_of(request)
         most = request.max_cached_tokens if request.HasField("max_cached_tokens") else None
         presence: Presence = await served.owner.run_unbound(lambda: served.pool.lookup(served.tenant, prompt, most))
-        return pb.LookupResponse(present_tokens=presence.present_tokens, cached_tokens=presence.cached_tokens)
+        return pb.LookupResponse(
+            present_tokens=presence.present_tokens,
+            cached_tokens=presence.cached_tokens,
+            miss=miss_message(presence.miss),
+        )
 
     @answered
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
@@ -166,6 +172,7 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
     return pb.PoolStats(
         pool_id=served.pool_id,
         name=served.name,
+        tenant=served.tenant,
         revision=stats.revision,
         total_block_count=stats.total_block_count,
         scratch_block_count=stats.scratch_block_count,
@@ -184,6 +191,7 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
         warm_budget_used_block_count=stats.warm_budget_used_block_count,
         warm_budget_block_count=stats.warm_budget_block_count,
         waiting_count=served.admission.waiting_count,
+        pending_waiting_count=served.admission.single_flight.waiting_count,
         counters=pb.PoolCounters(**dataclasses.asdict(stats.counters)),
         tenants=[
             pb.TenantStats(**dataclasses.asdict(tenant))
@@ -192,4 +200,5 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
         ],
         warm_task_waiting_count=warm_waiting_count,
         warm_task_filling_count=warm_filling_count,
+        traffic=traffic_message(stats.traffic, served.pool.config.block_tokens),
     )

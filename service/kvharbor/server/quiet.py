@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from kvharbor.server.members import Member
+from kvharbor.server.members import LEADER_RANK, Member
 from kvharbor.server.session import Session
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,13 @@ class QuietWatch:
     def _lose(self, session: Session, member: Member, cause: str) -> None:
         if not session.ended:
             log.info("member lost", session=session.number, rank=member.rank, pid=member.peer.pid, cause=cause)
-        self._lost(session, cause)
+        self._lost(session, cause if member.rank == LEADER_RANK else f"{_named(member)} has gone: {cause}")
+
+
+def _named(member: Member) -> str:
+    # Without a pid where it is in another PID namespace.
+    pid = f" (pid {member.peer.pid})" if member.peer.pid else ""
+    return f"the member of rank {member.rank}{pid}"
 
 
 def _consider(member: Member) -> None:

@@ -3,11 +3,11 @@
 from kvharbor.pool import Resumed
 from kvharbor.pool.steps import Steps
 from kvharbor.server.batches import each
-from kvharbor.server.errors import ResumeRequired
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.handles import number_in
 from kvharbor.server.pools import Pools
 from kvharbor.server.session import State
+from kvharbor.server.session_errors import ResumeRequired
 from kvharbor.server.wire import held_of, sequence_message, shadow_message
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc

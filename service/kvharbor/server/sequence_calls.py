@@ -1,5 +1,6 @@
 """Calls on sequences: Allocate, Extend, Commit, Fork, Handoff, Adopt, Release. They only translate."""
 
+import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from google.protobuf import timestamp_pb2
 from kvharbor.pool import Adopted, Committed, Extension, Fork, HandedOff, SequenceView
 from kvharbor.pool.errors import InvalidField, PoolError, SequenceNotFound
 from kvharbor.pool.steps import Steps
-from kvharbor.server.admission import Application
+from kvharbor.server.admission import Application, Granted
 from kvharbor.server.batches import each
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.handles import named, number_in, with_handle
@@ -18,11 +19,13 @@ from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
 from kvharbor.server.status import item_status
+from kvharbor.server.traffic_messages import miss_message
 from kvharbor.server.wire import (
     adopted_message,
     commit_of,
     duration_message,
     little_endian,
+    pending_message,
     prompt_of,
     seconds_of,
     sequence_message,
@@ -53,14 +56,17 @@ class SequenceCalls(rpc.CacheServiceServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         session, opened = self._opened(context, request.pool_id)
         wait_s = seconds_of("wait", request.wait) if request.HasField("wait") else 0.0
+        pending_wait_s = seconds_of("pending_wait", request.pending_wait) if request.HasField("pending_wait") else 0.0
         most = request.max_cached_tokens if request.HasField("max_cached_tokens") else None
         prompt = prompt_of(request)
         pool, number, reserve_tokens = opened.served.pool, session.number, request.reserve_tokens
         request_id, group = request.request_id, request.group
         withdrawal = Withdrawal(session, opened, request_id)
+        recorder, tenant = opened.served.recorder, session.peer.tenant
+        arrival = await recorder.arrived(prompt, tenant) if recorder.is_on else None
 
-        def start() -> Steps[SequenceView]:
-            view: SequenceView = yield from pool.allocate(
+        def start(allocate: Callable[..., Steps[Granted]]) -> Steps[Granted]:
+            granted: Granted = yield from allocate(
                 number,
                 prompt,
                 reserve_tokens=reserve_tokens,
@@ -68,13 +74,26 @@ class SequenceCalls(rpc.CacheServiceServicer):
                 request_id=request_id,
                 group=group,
             )
-            withdrawal.note(view.number)
-            return view
+            if isinstance(granted, SequenceView):
+                withdrawal.note(granted.number)
+                if arrival is not None:
+                    recorder.admitted(arrival, granted)
+            return granted
 
-        application = Application(session, session.peer.tenant, opened.turns, start, prompt, reserve_tokens, most)
+        admission = opened.served.admission
+        at_once = functools.partial(start, pool.allocate)
+        application = Application(session, session.peer.tenant, opened.turns, at_once, prompt, reserve_tokens, most)
         with withdrawal:
-            view = await opened.served.admission.allocate(application, wait_s)
-        return pb.AllocateResponse(sequence=sequence_message(view, opened.handle_prefix))
+            if pending_wait_s > 0:
+                after_others = functools.partial(start, pool.allocate_unless_pending)
+                view = await admission.allocate_after_others(application, after_others, wait_s, pending_wait_s)
+            else:
+                view = await admission.allocate(application, wait_s)
+        return pb.AllocateResponse(
+            sequence=sequence_message(view, opened.handle_prefix),
+            pending=pending_message(view.pending),
+            miss=miss_message(view.miss),
+        )
 
     @answered
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:

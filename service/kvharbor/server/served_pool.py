@@ -10,6 +10,7 @@ from kvharbor.server.errors import ServerError
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
 from kvharbor.server.pool_memory import PoolMemory
+from kvharbor.server.recorder import Recorder
 from kvharbor.server.session import Session
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import WarmDesk
@@ -46,6 +47,7 @@ class ServedPool:
     admission: Admission
     sessions: set[Session]
     warm: WarmDesk
+    recorder: Recorder
 
     @classmethod
     def of(cls, facts: PoolFacts, memory: PoolMemory, owner: PoolOwner, *, grace_s: float) -> Self:
@@ -64,6 +66,7 @@ class ServedPool:
             admission=Admission(owner),
             sessions=sessions,
             warm=WarmDesk(owner, tenant=facts.tenant, pool_id=facts.pool_id, sessions=sessions),
+            recorder=Recorder(owner, owner.events.limit_bytes),
         )
 
     @property
@@ -83,6 +86,7 @@ class ServedPool:
     async def close(self, reason: ServerError) -> None:
         """Ends watches with `reason`, waits for what is under way and gives the memory back."""
         self.events.end_with(reason)
+        self.recorder.end_with(reason)
         self.admission.give_up_all(reason)
         self.warm.end_waits(reason)
         await self.owner.close()

@@ -14,10 +14,12 @@ from kvharbor.server.assembly import Service, assembled
 from kvharbor.server.crash import crash
 from kvharbor.server.declared_pools import make_declared
 from kvharbor.server.device_survey import surveyed
+from kvharbor.server.earlier_epoch import EarlierEpoch
 from kvharbor.server.errors import Draining, StartupError
 from kvharbor.server.life import Life
 from kvharbor.server.memory_budget import memory_budget_bytes
 from kvharbor.server.settings import Settings
+from kvharbor.server.sizes import exact_size
 from kvharbor.server.sources import LoadedSettings
 from kvharbor.server.stall import ServiceLoop
 from kvharbor.server.supervised import Supervised
@@ -25,6 +27,8 @@ from kvharbor.server.supervised import Supervised
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.5
+_LITTLE_BYTES = 2**20
+"""Less than a single block of most models."""
 
 
 def serve(loaded: LoadedSettings, supervised: Supervised, listener: socket.socket) -> None:
@@ -75,13 +79,20 @@ async def _serve(loaded: LoadedSettings, kept: Life | None, supervised: Supervis
     _beat(loop, supervised.alive)
     life = await _life(loaded, kept, supervised)
     async with assembled(loaded.settings, life, supervised, listener) as service:
-        if kept is None:
+        if not life.was_tried_out:
             await service.arenas.try_out()
+            # Only now: whoever goes on after a death on the way tries it again [S32].
+            life.was_tried_out = True
+            life.keep(supervised)
         log.info("settings", **loaded.set_by_operator())
+        if life.memory_bytes < _LITTLE_BYTES:
+            remedy = "raise memory, whose unit may be a mistake"
+            log.warning("memory has hardly room for a pool", memory=exact_size(life.memory_bytes), remedy=remedy)
         await service.arenas.start()
         await service.pools.recover(service.sessions)
         service.side.start()
-        await make_declared(service.pools, loaded.settings)
+        earlier = EarlierEpoch(life.arena, supervised.after if kept is None else "", service.side.stale_pids)
+        await make_declared(service.pools, loaded.settings, earlier)
         service.gate.open()
         await service.readiness.ready()
         # What start-up has made lives as long as the process: the collector need not look at it again.

@@ -6,12 +6,12 @@ import time
 import structlog
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import SessionUnknown
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.members import Member, Mode, kill
 from kvharbor.server.pages import page_size_of
 from kvharbor.server.served_pool import ServedPool
 from kvharbor.server.session import Session, State
+from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.wire import duration_message
 from kvharbor.v1 import pool_service_pb2 as pb

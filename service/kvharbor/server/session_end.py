@@ -2,10 +2,10 @@
 
 import structlog
 
-from kvharbor.server.errors import SessionUnknown
 from kvharbor.server.quiet import until_gone
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import SessionUnknown
 
 log = structlog.get_logger(__name__)
 
@@ -19,7 +19,7 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
     """
     served, number = opened.served, session.number
     pool, owner, grace_s = served.pool, served.owner, served.grace_s
-    served.admission.give_up(session, SessionUnknown())
+    served.admission.give_up(session, SessionUnknown(session.cause))
     await owner.run(opened.turns, lambda: pool.end_session(number))
     held = pool.holding(number)
     if held.private_block_count:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.errors import PeerUnproven, RankTaken, SessionNotFound, SessionUnknown
+from kvharbor.server.ended_sessions import EndedSessions
 from kvharbor.server.keeper import Keeper
 from kvharbor.server.kept_sessions import drop_session, keep_member, keep_session, restored_sessions
 from kvharbor.server.members import LEADER_RANK, MAX_SOCKETS, Member, Mode
 from kvharbor.server.peer import Peer, is_same_process
 from kvharbor.server.quiet import QuietWatch
 from kvharbor.server.session import Session, State
+from kvharbor.server.session_errors import PeerUnproven, RankTaken, SessionNotFound, SessionUnknown
 from kvharbor.server.session_numbers import SessionNumbers
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Sessions:
         self._numbers = SessionNumbers(keeper)
         self._by_number: dict[int, Session] = {}
         self._by_token: dict[str, Session] = {}
+        self._ended_sessions = EndedSessions()
         self._quiet = QuietWatch(self.lose)
 
     def __len__(self) -> int:
@@ -62,8 +64,10 @@ class Sessions:
     def of(self, token: str) -> Session:
         """Returns the session of a token, or raises SessionUnknown if it has ended."""
         session = self._by_token.get(token)
-        if session is None or session.ended:
-            raise SessionUnknown
+        if session is None:
+            raise self._ended_sessions.unknown(token)
+        if session.ended:
+            raise SessionUnknown(session.cause)
         return session
 
     def named(self, session_id: str) -> Session:
@@ -195,9 +199,12 @@ class Sessions:
     def _member_of(self, token: str) -> tuple[Session, Member]:
         for session in self._by_number.values():
             for member in session.members:
-                if member.token == token and not session.ended:
-                    return session, member
-        raise SessionUnknown
+                if member.token != token:
+                    continue
+                if session.ended:
+                    raise SessionUnknown(session.cause)
+                return session, member
+        raise self._ended_sessions.unknown(token)
 
     def _admit(self, session: Session, member: Member) -> None:
         session.members.append(member)
@@ -220,6 +227,7 @@ class Sessions:
         counts = await asyncio.gather(*(self._end_in_pool(session, opened) for opened in session.opened.values()))
         session.opened.clear()
         del self._by_number[session.number], self._by_token[session.token]
+        self._ended_sessions.add(session)
         drop_session(self._keeper, session)
         for connection in _sockets(session):
             _shut(connection, socket.SHUT_RDWR)

@@ -69,11 +69,13 @@ def _devices(value: object) -> object:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ValueError(f'{value!r} is no list of devices; write UUIDs, e.g. "GPU-7f3c…,GPU-09ab…"')
-    devices = tuple(name.strip() for name in names)
-    are_uuids = all(re.fullmatch(r"(GPU|MIG)-[0-9A-Fa-f-]{36}", name) for name in devices)
-    if not are_uuids or len(set(devices)) < len(devices):
+    spelled = [name.strip() for name in names]
+    # As the driver's own are written, so that one device has one name from here on.
+    devices = tuple(name[:4].upper() + name[4:].lower() for name in spelled)
+    are_uuids = all(re.fullmatch(r"(GPU|MIG)-[0-9a-f-]{36}", name) for name in devices)
+    if not are_uuids or len({name[4:] for name in devices}) < len(devices):
         raise ValueError(
-            f"{', '.join(devices)!r} are no devices; write each once, by its UUID as `nvidia-smi -L` has it: numbers "
+            f"{', '.join(spelled)!r} are no devices; write each once, by its UUID as `nvidia-smi -L` has it: numbers "
             "mean other devices to other processes"
         )
     return devices
@@ -157,7 +159,7 @@ class Settings(BaseModel):
     memory: Annotated[int | Share, BeforeValidator(_size_or_share)] = Field(
         default=parse_size_or_share("80%"),
         description="Memory for all pools: an amount, or a share of the room on the machine and in its cgroups. On "
-        "devices: of each of them, a share of what is free there.",
+        "devices: of each of them, a share of all that it has.",
     )
     arena: Literal["host", "cuda_ipc", "cuda_vmm"] | None = Field(
         default=None, description="Where pools lie, and how they are shared. Unset: cuda_ipc with `devices`, else host."

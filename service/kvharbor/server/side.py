@@ -14,13 +14,14 @@ import structlog
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.attaching import Attachment
 from kvharbor.server.descriptors import needing_descriptors
-from kvharbor.server.errors import DescriptorsExhausted, PeerUnproven, ServerError, SessionUnknown
+from kvharbor.server.errors import DescriptorsExhausted, ServerError, StaleEpoch
 from kvharbor.server.frames import FrameInvalid, Frames, StreamEnded
-from kvharbor.server.greeting import API_VERSION, Caller, checked_hello, welcomed
+from kvharbor.server.greeting import API_VERSION, Caller, checked_hello, require_epoch, welcomed
 from kvharbor.server.members import LEADER_RANK, Member, Mode
 from kvharbor.server.peer import Peer, boot_time, credentials, pidfd_of
 from kvharbor.server.quiet import until_end
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import PeerUnproven, SessionUnknown
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.status import REFUSALS, Refusal, metadata_of, reason_of
 from kvharbor.server.warm_notices import WarmNotices
@@ -52,6 +53,8 @@ class SideServer:
         self._rules = rules
         self._tasks: set[asyncio.Task[None]] = set()
         self._greeting_count = 0
+        self.stale_pids: set[int] = set()
+        """Processes that have asked to go on in another epoch: they have, or had a moment ago, memory of that."""
 
     def start(self) -> None:
         """Begins to accept connections, and to watch the processes of restored sessions."""
@@ -152,10 +155,16 @@ class SideServer:
         proof: int | PeerUnproven | DescriptorsExhausted,
         connection: socket.socket,
     ) -> tuple[Session, Member, side_pb2.Welcome]:
+        hello = checked_hello(request)
+        # Before the service is ready, too: it may wait for the memory that whoever is told this lets go of [S31].
+        try:
+            require_epoch(hello, self._rules.epoch)
+        except StaleEpoch:
+            self.stale_pids.add(peer.pid)
+            raise
         refusal = self._rules.refusal()
         if refusal is not None:
             raise refusal
-        hello = checked_hello(request)
         if not isinstance(proof, int):
             raise proof
         caller = Caller(peer, proof, connection)
@@ -187,7 +196,7 @@ class SideServer:
                         remedy="open another side socket for another session",
                     )
                 if session.ended:
-                    raise SessionUnknown
+                    raise SessionUnknown(session.cause)
                 with needing_descriptors():
                     attachment = self._rules.attach(session, request.attach, member.mode)
             except REFUSALS as refused:

@@ -62,6 +62,11 @@ def format_size(size_bytes: int) -> str:
     return f"{size:.1f} PiB"
 
 
+def exact_size(size_bytes: int) -> str:
+    """Returns the bytes and, from a KiB on, the amount as well, as `kvharbor.gpumem` says it, which loads numpy."""
+    return f"{size_bytes} bytes" if size_bytes < 1024 else f"{size_bytes} bytes ({format_size(size_bytes)})"
+
+
 def _split(text: str) -> tuple[Decimal, str]:
     form = _FORM.fullmatch(text.strip())
     if form is None:
@@ -70,7 +75,7 @@ def _split(text: str) -> tuple[Decimal, str]:
     if not number:
         raise ValueError(f"{text!r} is nothing; write a positive number and a unit, e.g. 2GiB")
     if unit is None:
-        raise ValueError(f"{text!r} has no unit; write e.g. {form[1]}GiB, or {form[1]}B for bytes")
+        raise ValueError(f"{text!r} has no unit; write e.g. {form[1]}MiB or {form[1]}GiB, or {form[1]}B for bytes")
     if unit != "%" and unit.lower() not in _UNIT_BYTES:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}; use {_UNITS}")
     return number, unit.lower()

@@ -12,21 +12,21 @@ from kvharbor.gpumem import DeviceNotVisible, GpumemError, InsufficientMemory, L
 from kvharbor.pool import errors as pool_errors
 from kvharbor.pool.errors import PoolError
 from kvharbor.server import errors as server_errors
+from kvharbor.server import session_errors
 from kvharbor.server.errors import ServerError
 from kvharbor.v1 import errors_pb2, types_pb2
 
 DOMAIN: Final = "kvharbor"
 Refusal = PoolError | GpumemError | ServerError
-REFUSALS: Final = (PoolError, GpumemError, ServerError)
 
-CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
+CODES: Final[Mapping[type[Refusal], grpc.StatusCode]] = {
     pool_errors.InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
     LayoutInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     pool_errors.RequestTooLarge: grpc.StatusCode.OUT_OF_RANGE,
     pool_errors.CursorOutOfRange: grpc.StatusCode.OUT_OF_RANGE,
     server_errors.RevisionCompacted: grpc.StatusCode.OUT_OF_RANGE,
     server_errors.PoolNotFound: grpc.StatusCode.NOT_FOUND,
-    server_errors.SessionNotFound: grpc.StatusCode.NOT_FOUND,
+    session_errors.SessionNotFound: grpc.StatusCode.NOT_FOUND,
     server_errors.WarmTaskNotFound: grpc.StatusCode.NOT_FOUND,
     pool_errors.SequenceNotFound: grpc.StatusCode.NOT_FOUND,
     pool_errors.PinNotFound: grpc.StatusCode.NOT_FOUND,
@@ -39,28 +39,30 @@ CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     server_errors.PoolSizeMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.PoolDevicesMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.PoolInUse: grpc.StatusCode.FAILED_PRECONDITION,
-    server_errors.ResumeRequired: grpc.StatusCode.FAILED_PRECONDITION,
-    server_errors.PeerUnproven: grpc.StatusCode.FAILED_PRECONDITION,
-    server_errors.RankTaken: grpc.StatusCode.FAILED_PRECONDITION,
+    session_errors.ResumeRequired: grpc.StatusCode.FAILED_PRECONDITION,
+    session_errors.PeerUnproven: grpc.StatusCode.FAILED_PRECONDITION,
+    session_errors.RankTaken: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.UpgradeFailed: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.BlockHeld: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.RequestIdReused: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.SequenceBusy: grpc.StatusCode.FAILED_PRECONDITION,
     DeviceNotVisible: grpc.StatusCode.FAILED_PRECONDITION,
-    server_errors.MpsClientRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    session_errors.MpsClientRefused: grpc.StatusCode.FAILED_PRECONDITION,
     InsufficientMemory: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pool_errors.WarmBudgetExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.WatcherTooSlow: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.TooManyWarmTasks: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.DescriptorsExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    server_errors.SessionRequired: grpc.StatusCode.UNAUTHENTICATED,
-    server_errors.SessionUnknown: grpc.StatusCode.UNAUTHENTICATED,
-    server_errors.AdminRequired: grpc.StatusCode.PERMISSION_DENIED,
+    session_errors.SessionRequired: grpc.StatusCode.UNAUTHENTICATED,
+    session_errors.SessionUnknown: grpc.StatusCode.UNAUTHENTICATED,
+    session_errors.AdminRequired: grpc.StatusCode.PERMISSION_DENIED,
     server_errors.Starting: grpc.StatusCode.UNAVAILABLE,
     server_errors.Draining: grpc.StatusCode.UNAVAILABLE,
     pool_errors.InvariantViolation: grpc.StatusCode.INTERNAL,
 }
+REFUSALS: Final = tuple(CODES)
+"""What a call may be refused with. Any other error that comes to its end is a bug, though it be of the same roots."""
 
 # What is full now may have room when the next sequences end: soon, but not within a scheduler's step.
 _RETRY_DELAYS_S: Final[Mapping[type[Exception], float]] = {

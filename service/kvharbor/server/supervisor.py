@@ -56,8 +56,8 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._upgrading: asyncio.Task[None] | None = None
 
-    async def run(self) -> int:
-        """Serves until told to stop and returns the exit status."""
+    async def run(self, *, after: str) -> int:
+        """Serves until told to stop and returns the exit status; `after` is what ended the service before, if known."""
         loop = asyncio.get_running_loop()
         for number, handler in (
             (signal.SIGTERM, self._stop),
@@ -68,7 +68,7 @@ class Supervisor:
             loop.add_signal_handler(number, handler)
         ticking = asyncio.create_task(self._tick())
         try:
-            status = await self._serve()
+            status = await self._serve(after)
             # Not after a failure of our own: what another place has of it may still help.
             self._store.close()
             return status
@@ -88,8 +88,8 @@ class Supervisor:
         elif not self._stop_count:
             self._upgrading = asyncio.create_task(self._upgrade())
 
-    async def _serve(self) -> int:
-        restarts, after = Restarts(), "supervisor" if self._store.kept else ""
+    async def _serve(self, after: str) -> int:
+        restarts = Restarts()
         self._store.end_streams()
         while not self._stop_count:
             child = self._current = self._standby or self._spawned()
@@ -275,8 +275,8 @@ def supervise(loaded: LoadedSettings, arguments: Sequence[str]) -> int:
             log.warning("the service before was killed: nothing of it is left, this start is cold")
 
         async def run() -> int:
-            grace_s, watchdog_s = settings.grace_s, settings.watchdog_s
-            return await Supervisor(spawn, store, notifier, grace_s=grace_s, watchdog_s=watchdog_s).run()
+            supervisor = Supervisor(spawn, store, notifier, grace_s=settings.grace_s, watchdog_s=settings.watchdog_s)
+            return await supervisor.run(after="supervisor" if store.kept or was_killed else "")
 
         return asyncio.run(run())
 

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored
-from kvharbor.server.errors import SessionUnknown
 from kvharbor.server.event_log import stored_blocks
 from kvharbor.server.gate import Callers, Context, Gate, streamed
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import ServedPool
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
 
@@ -56,7 +56,7 @@ class WatchCall(rpc.CacheServiceServicer):
             elif events.ended_by is not None:
                 raise events.ended_by
             elif session is not None and session.ended:
-                raise SessionUnknown
+                raise SessionUnknown(session.cause)
             elif not await events.wait_beyond(position, self._progress_s):
                 progress = pb.WatchProgress(revision=served.pool.revision)
                 yield pb.WatchResponse(progress=progress)

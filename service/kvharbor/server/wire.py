@@ -18,7 +18,7 @@ from kvharbor.gpumem import (
     Plane,
     check_plane_count,
 )
-from kvharbor.pool import Adopted, Commit, ExtraKey, Held, Prompt, SequenceView, Shadow, validate
+from kvharbor.pool import Adopted, Commit, ExtraKey, Held, Pending, Prompt, SequenceView, Shadow, validate
 from kvharbor.pool.digest import PlaneIdentity, pool_identity
 from kvharbor.pool.errors import InvalidField
 from kvharbor.v1 import cache_service_pb2 as cache_pb
@@ -120,12 +120,13 @@ def layout_message(layout: Layout) -> types_pb2.Layout:
 
 
 def descriptor_message(
-    descriptor: Descriptor, kind: ArenaKind, places: Sequence[str], *, pool_id: str, name: str, epoch: str
+    descriptor: Descriptor, kind: ArenaKind, places: Sequence[str], *, pool_id: str, name: str, tenant: str, epoch: str
 ) -> types_pb2.PoolDescriptor:
     """Returns a pool's descriptor as a message; `places` are the devices of its parts, "" for the host."""
     return types_pb2.PoolDescriptor(
         pool_id=pool_id,
         name=name,
+        tenant=tenant,
         epoch=epoch,
         arena_kind=kind.value,
         layout=layout_message(descriptor.layout),
@@ -243,6 +244,16 @@ def adopted_message(adopted: Adopted, prefix: str) -> cache_pb.AdoptResponse:
     )
 
 
+def pending_message(pending: Pending | None) -> cache_pb.Pending | None:
+    """Returns what another session is computing of a prompt as a message, or None for nothing."""
+    if pending is None:
+        return None
+    session_id = str(pending.session) if pending.session else ""
+    return cache_pb.Pending(
+        token_count=pending.token_count, session_id=session_id, idle=duration_message(pending.idle_s)
+    )
+
+
 def shadow_message(shadow: Shadow) -> cache_pb.Shadow:
     """Returns a shadow as a message."""
     return cache_pb.Shadow(position=shadow.position, block_id=shadow.block_id, generation=shadow.generation)
@@ -256,7 +267,7 @@ def seconds_of(field: str, message: duration_pb2.Duration, *, least_s: float = 0
             field=field,
             value=f"{seconds:g} s",
             limit=f"{least_s:g} s to ten years",
-            remedy="leave it out for none" if field == "wait" else "leave it out for no end",
+            remedy="leave it out for none" if field.endswith("wait") else "leave it out for no end",
         )
     return seconds
 

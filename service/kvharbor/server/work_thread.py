@@ -1,11 +1,12 @@
 """Threads for work that must not run on the event loop: one piece after the other, and one thread a device."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from kvharbor.gpumem import DeviceFailed, driver
+from kvharbor.gpumem import DeviceFailed, InsufficientMemory, driver
 from kvharbor.server.owner import Crash
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ class DeviceThread(WorkThread):
     """The one thread of this process that calls a device [S25].
 
     A device that fails is taken for broken, and the process with it: what its memory holds is not known any more, and
-    the driver answers nothing sensible from then on. Want of memory breaks nothing, and is raised.
+    the driver answers nothing sensible from then on. Want of memory is a failure like others, except where the work
+    itself has made a refusal of it (`refusing_for_room`).
     """
 
     def __init__(self, uuid: str, crash: Crash) -> None:
@@ -54,6 +56,20 @@ class DeviceThread(WorkThread):
         try:
             return await super().run(work)
         except DeviceFailed as failure:
-            if not failure.out_of_memory:
-                self._crash(failure)
+            self._crash(failure)
             raise
+
+
+@contextlib.contextmanager
+def refusing_for_room(uuid: str, needed_bytes: int, remedy: str) -> Iterator[None]:
+    """Makes InsufficientMemory of a device's want of memory.
+
+    For work that is undone as a whole when one of its calls fails.
+    """
+    try:
+        yield
+    except DeviceFailed as failure:
+        if not failure.out_of_memory:
+            raise
+        limited_by = f"device {uuid} ({failure.call})"
+        raise InsufficientMemory(needed_bytes, available_bytes=0, limited_by=limited_by, remedy=remedy) from None

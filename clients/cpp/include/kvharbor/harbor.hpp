@@ -54,7 +54,8 @@ class Harbor {
   static Harbor connect(const std::string& socket_path, const Options& options = {});
 
   /// Joins the session of another process of the same engine: maps what its leader has opened, and makes no calls but
-  /// `attach`. The loss of any member is the loss of the session. @throws as connect; RankTaken, SessionLost.
+  /// `attach`: others throw SessionRequired. The loss of any member, its `close` too, is the loss of the session.
+  /// @throws as connect; RankTaken, SessionLost.
   static Harbor join(const std::string& socket_path, const Membership& membership, const Options& options = {});
 
   Harbor(Harbor&&) noexcept;
@@ -79,8 +80,10 @@ class Harbor {
   Pool open_pool(const std::string& name, const Layout& layout, std::int64_t size_bytes = 0,
                  const std::vector<std::string>& devices = {});
 
-  /// Maps a part of a pool that the session has open, for a member of it. @throws as Pool::attach; PoolNotFound.
-  Memory attach(const std::string& pool_id, int part = 0);
+  /// Maps a part of a pool that the session has open, for a member of it. Without `part` that of the member's rank, or
+  /// part 0 where the layout's tp_size is 1. @throws as Pool::attach; PoolNotFound; InvalidField for a part that the
+  /// pool has not.
+  Memory attach(const std::string& pool_id, std::optional<int> part = std::nullopt);
 
   /// Ends the session and its sequences. Asserts that nothing of this process touches a block any more and all device
   /// work is done: the blocks are free at once. Calls under way in other threads end with an error, at the latest at

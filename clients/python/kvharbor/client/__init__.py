@@ -4,6 +4,7 @@ This is the synchronous client; `kvharbor.client.aio` has the same names for asy
 """
 
 from kvharbor.client.batches import Commit
+from kvharbor.client.connecting import connect
 from kvharbor.client.errors import (
     AdminRequired,
     BlockHeld,
@@ -30,6 +31,7 @@ from kvharbor.client.errors import (
     MpsClientRefused,
     PeerUnproven,
     PinNotFound,
+    PoolAmbiguous,
     PoolDevicesMismatch,
     PoolExhausted,
     PoolInUse,
@@ -63,11 +65,12 @@ from kvharbor.client.errors import (
     WarmTaskNotFound,
     WatcherTooSlow,
 )
-from kvharbor.client.harbor import Harbor, connect
+from kvharbor.client.harbor import Harbor
 from kvharbor.client.link import Watch
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NoOrder, StreamOrder
 from kvharbor.client.pool import Pool, PoolHandle
+from kvharbor.client.recording import RecordedRequest, Recording
 from kvharbor.client.results import (
     BlocksRemoved,
     BlocksStored,
@@ -76,6 +79,7 @@ from kvharbor.client.results import (
     ExtraKey,
     Lookup,
     Namespace,
+    Pending,
     PinEnded,
     PoolCounters,
     PoolInfo,
@@ -94,6 +98,7 @@ from kvharbor.client.results import (
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.sessions import SessionHolding, SessionInfo, SessionMember
 from kvharbor.client.tokens import Tokens
+from kvharbor.client.traffic import Miss, TimeHistogram, TrafficStats
 
 __all__ = [
     "AdminRequired",
@@ -126,13 +131,16 @@ __all__ = [
     "LayoutMismatch",
     "Lookup",
     "MessageTooLarge",
+    "Miss",
     "MpsClientRefused",
     "Namespace",
     "NoOrder",
     "PeerUnproven",
+    "Pending",
     "PinEnded",
     "PinNotFound",
     "Pool",
+    "PoolAmbiguous",
     "PoolCounters",
     "PoolDevicesMismatch",
     "PoolExhausted",
@@ -145,6 +153,8 @@ __all__ = [
     "PoolStats",
     "Progress",
     "RankTaken",
+    "RecordedRequest",
+    "Recording",
     "RequestIdReused",
     "RequestTooLarge",
     "ResumeRequired",
@@ -174,8 +184,10 @@ __all__ = [
     "StateRefused",
     "StreamOrder",
     "TenantStats",
+    "TimeHistogram",
     "Tokens",
     "TooManyWarmTasks",
+    "TrafficStats",
     "Unavailable",
     "Upgrade",
     "UpgradeFailed",

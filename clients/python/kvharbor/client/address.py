@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from kvharbor.client.errors import InvalidField
 
@@ -23,6 +23,11 @@ class Address:
 
     target: str
     side_path: str | None
+
+    @property
+    def text(self) -> str:
+        """What people call it: the path of the gRPC socket, or HOST:PORT."""
+        return unquote(self.target.removeprefix("unix:"), errors="surrogateescape")
 
 
 def parse(target: Target) -> Address:

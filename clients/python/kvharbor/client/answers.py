@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from kvharbor.client import descriptors
-from kvharbor.client.errors import PoolNotFound
+from kvharbor.client import descriptors, traffic
+from kvharbor.client.pool_names import pool_not_found
 from kvharbor.client.results import (
     BlocksRemoved,
     BlocksStored,
@@ -16,6 +16,7 @@ from kvharbor.client.results import (
     ExtraKey,
     Lookup,
     Namespace,
+    Pending,
     PinEnded,
     PoolCounters,
     PoolInfo,
@@ -44,7 +45,15 @@ def as_it_is(reply: Any) -> Any:
 
 def lookup(reply: cache_service_pb2.LookupResponse) -> Lookup:
     """Reads a LookupResponse."""
-    return Lookup(reply.present_tokens, reply.cached_tokens)
+    return Lookup(reply.present_tokens, reply.cached_tokens, traffic.miss(reply))
+
+
+def pending(reply: cache_service_pb2.AllocateResponse) -> Pending | None:
+    """Reads what an AllocateResponse says of other sessions' work; None: nothing."""
+    if not reply.HasField("pending"):
+        return None
+    told = reply.pending
+    return Pending(told.token_count, told.session_id, seconds(told.idle))
 
 
 def warm(reply: cache_service_pb2.WarmupResponse, sequence: SequenceT | None) -> Warm[SequenceT]:
@@ -106,6 +115,7 @@ def pool_info(message: types_pb2.PoolDescriptor) -> PoolInfo:
     return PoolInfo(
         pool_id=message.pool_id,
         name=message.name,
+        tenant=message.tenant,
         epoch=message.epoch,
         arena_kind=message.arena_kind,
         model=message.layout.model,
@@ -116,11 +126,13 @@ def pool_info(message: types_pb2.PoolDescriptor) -> PoolInfo:
     )
 
 
-def service_stats(reply: cache_service_pb2.StatsResponse, pool_name: str | None) -> ServiceStats:
-    """Reads a StatsResponse; of the pools only the named one, if one is named."""
-    pools = tuple(_pool_stats(pool) for pool in reply.pools if pool_name in (None, pool.name))
+def service_stats(reply: cache_service_pb2.StatsResponse, pool_name: str | None, tenant: str | None) -> ServiceStats:
+    """Reads a StatsResponse; of the pools only those of the name and of the tenant, where they are given."""
+    pools = tuple(
+        _pool_stats(pool) for pool in reply.pools if pool_name in (None, pool.name) and tenant in (None, pool.tenant)
+    )
     if pool_name is not None and not pools:
-        raise pool_not_found(pool_name)
+        raise pool_not_found(pool_name, tenant)
     return ServiceStats(pools, reply.session_count)
 
 
@@ -128,14 +140,6 @@ def only_pool(reply: cache_service_pb2.StatsResponse) -> PoolStats:
     """Reads the StatsResponse of one pool."""
     (pool,) = reply.pools
     return _pool_stats(pool)
-
-
-def pool_not_found(name: str) -> PoolNotFound:
-    """Returns the error for a name that no pool of the tenant has."""
-    return PoolNotFound(
-        f"no pool is named {name!r}: a worker has to open it first, with its layout",
-        metadata={"name": name},
-    )
 
 
 def watch_events(reply: cache_service_pb2.WatchResponse) -> Iterator[WatchEvent]:
@@ -188,6 +192,7 @@ def _pool_stats(message: cache_service_pb2.PoolStats) -> PoolStats:
         message,
         counters=_record(PoolCounters, message.counters),
         tenants=tuple(_record(TenantStats, tenant) for tenant in message.tenants),
+        traffic=traffic.traffic_stats(message.traffic),
     )
 
 

@@ -135,6 +135,7 @@ class PoolCalls:
         extra_keys: Sequence[ExtraKey],
         request_id: str | None,
         wait_s: float,
+        pending_wait_s: float = 0.0,
         **numbers: Any,
     ) -> Call[cache.AllocateResponse]:
         """Matches, holds and reserves; `numbers` are the request's other fields."""
@@ -149,8 +150,10 @@ class PoolCalls:
         _add_context(message, namespace, extra_keys)
         if wait_s:
             message.wait.CopyFrom(duration("wait_s", wait_s))
+        if pending_wait_s:
+            message.pending_wait.CopyFrom(duration("pending_wait_s", pending_wait_s))
         undo = functools.partial(self._release_request, request_id)
-        return self._call("Allocate", message, wait_s=wait_s, undo=undo)
+        return self._call("Allocate", message, wait_s=wait_s + pending_wait_s, undo=undo)
 
     def lookup(
         self,
@@ -260,6 +263,10 @@ class PoolCalls:
     def watch(self, start_revision: int) -> cache.WatchRequest:
         """Builds the request of a stream, which is no unary call."""
         return request(cache.WatchRequest, pool_id=self.pool_id, start_revision=start_revision)
+
+    def record(self) -> cache.RecordRequest:
+        """Builds the request of a recording, which is no unary call."""
+        return cache.RecordRequest(pool_id=self.pool_id)
 
     def _call(self, method: str, message: Message, **how: Any) -> Call[Any]:
         return Call(method, message, pool=self, **how)

@@ -114,6 +114,13 @@ def require_warm_tasks(options: Options) -> None:
         )
 
 
+def require_leader(options: Options) -> None:
+    """Raises SessionRequired in a member of another process's session, which has no token for calls [C13]."""
+    if options.join:
+        remedy = "its leader opens the pool and makes all calls, attach_pool(pool_id) maps the pool here"
+        raise SessionRequired(f"a member of a session makes no calls: {remedy}", metadata={"remedy": remedy})
+
+
 def session_required(address: Address) -> SessionRequired:
     """Returns the error for a call that needs blocks, over TCP."""
     remedy = "connect to the service's Unix socket to use blocks"

@@ -2,7 +2,7 @@
 
     HarborError
       CallerMistake       correct the call: InvalidField, LayoutInvalid, RequestTooLarge, CursorOutOfRange,
-                          MessageTooLarge, SessionRequired, AdminRequired
+                          MessageTooLarge, PoolAmbiguous, SessionRequired, AdminRequired
       StateRefused        do not repeat it as it is: CommitBackwards, StaleGeneration, LayoutMismatch,
                           PoolSizeMismatch, PoolInUse, BlockHeld, RequestIdReused, SequenceBusy,
                           SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven, RankTaken,
@@ -102,8 +102,14 @@ class MessageTooLarge(CallerMistake):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class PoolAmbiguous(CallerMistake):
+    """Several tenants have a pool of this name, none of them the caller's; `metadata` has tenants and pool ids."""
+
+    reason = "POOL_AMBIGUOUS"
+
+
 class SessionRequired(CallerMistake):
-    """The call needs a session, and the harbor was reached without a side socket."""
+    """The call needs a session of this process: the harbor is over TCP, or a member of another process's session."""
 
     reason = "SESSION_REQUIRED"
     code = grpc.StatusCode.UNAUTHENTICATED

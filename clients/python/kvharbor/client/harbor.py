@@ -1,90 +1,44 @@
-"""The way into the synchronous client."""
+"""The harbor: a session with the service, its pools, and what is asked of both."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from typing import Any, Self
+from typing import Self
 
-from kvharbor.client import address, answers, calls, channel, ordering
+from kvharbor.client import calls, channel, leaving, ordering
 from kvharbor.client.errors import (
     EpochEnded,
     Full,
+    InvalidField,
     PoolNotFound,
     SessionGone,
+    StateRefused,
     Unavailable,
     WarmTaskNotFound,
 )
 from kvharbor.client.link import Link
 from kvharbor.client.memory import PoolMemory, checked_part, require_part
-from kvharbor.client.options import Options
 from kvharbor.client.ordering import StreamOrder
 from kvharbor.client.pool import Pool, PoolHandle
-from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats, Upgrade, WarmTask
+from kvharbor.client.results import WarmTask
 from kvharbor.client.sequence import Sequence
-from kvharbor.client.sessions import SessionInfo, session_info
+from kvharbor.client.service_handle import ServiceHandle
 from kvharbor.client.side import SideSocket
 from kvharbor.client.sizes import size_bytes
 from kvharbor.gpumem import Layout
 from kvharbor.v1 import pool_service_pb2 as pools
 
 
-def connect(
-    target: address.Target = None,
-    *,
-    client_name: str = "",
-    timeout_s: float = 10.0,
-    accepts_warm_tasks: bool = False,
-    away_wait_s: float | None = None,
-    on_epoch: Callable[[str, str], Any] | None = None,
-    on_moved: Callable[["Pool"], Any] | None = None,
-    join: str = "",
-    rank: int = 0,
-    read_only: bool = False,
-) -> "Harbor":
-    """Opens a session with the service at `target`, which lives until close or the end of this process.
-
-    `target` is "unix:/path", a path (text with a "/", or a pathlib one) or "host:port"; None means the variable
-    KVHARBOR_SOCKET, else /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only.
-    `client_name` is shown to people. `timeout_s` is the deadline of this call and the default one of every later
-    call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see
-    Harbor.next_warm_task.
-
-    When the service's process ends, the harbor goes on with the next one [C11]; calls that need it wait for that,
-    up to their timeout and to `away_wait_s`, if given (0: not at all). `on_epoch(old, new)` is called in a
-    thread of its own when the service has lost its state. It returns
-    when nothing is at work on the pools' memory any more; the harbor then opens them anew, in their place [C12].
-    Without it such an end is the end of the harbor. `on_moved(pool)` is called in the same way before the first call on
-    a pool whose memory has other addresses now: what was taken from its views before is void [C15].
-
-    `join` makes this process a member of the session whose leader's `Harbor.join_token` it is, under a `rank` of
-    its own from 1 on: it maps what the leader has opened, `read_only` or not, and makes no calls [C13].
-
-    Raises ServiceUnreachable at once when nobody listens there, or this process may not connect.
-    """
-    options = Options(
-        client_name=client_name,
-        timeout_s=timeout_s,
-        accepts_warm_tasks=accepts_warm_tasks,
-        away_wait_s=away_wait_s,
-        on_epoch=on_epoch,
-        on_moved=on_moved,
-        join=join,
-        rank=rank,
-        read_only=read_only,
-    )
-    return Harbor(Link(address.parse(target), options))
-
-
-class Harbor:
+class Harbor(ServiceHandle):
     """A connection with its session, and the pools that were opened on it. Threads may share it.
 
     It does not survive a fork: the child's copy of the session is closed, and its calls raise HarborClosed.
     """
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        super().__init__(link)
         self._pools = link.pools
         self._attached: list[PoolMemory] = []
         self._opening = threading.Lock()
@@ -99,11 +53,6 @@ class Harbor:
     def join_token(self) -> str:
         """The secret for `connect(join=...)` in the engine's other processes; empty for these and over TCP."""
         return self._link.session.join_token if self._link.session else ""
-
-    @property
-    def tenant(self) -> str:
-        """Whom the service takes this process for; empty over TCP."""
-        return self._link.session.tenant if self._link.session else ""
 
     @property
     def epoch(self) -> str:
@@ -157,11 +106,16 @@ class Harbor:
     def attach_pool(self, pool_id: str, *, part: int | None = None) -> PoolMemory:
         """Maps a pool that the session has open, for a member of it; the views are its `views`.
 
-        `pool_id` is `Pool.id` of the leader. `part` None: the one of this member's rank, or part 0 of a pool that has
-        none for it. Ends with the harbor. Before the leader commits or releases, each member waits for its own
-        device [C14].
+        `pool_id` is `Pool.id` of the leader. `part` None: the one of this member's rank, or part 0 where the layout's
+        tp_size is 1. Ends with the harbor. Before the leader commits or releases, each member waits for its own
+        device [C14]. Raises InvalidField for a part that the pool has not, and for a leader, whose memory is that of
+        `open_pool`: it follows epochs.
         """
         options = self._link.options
+        if self._link.leads:
+            raise InvalidField.of(
+                "join", options.join, limit="a leader's join_token", remedy="take the memory of open_pool in the leader"
+            )
 
         def attached(side: SideSocket) -> PoolMemory:
             if part is None:
@@ -172,73 +126,61 @@ class Harbor:
         self._attached.append(memory)
         return memory
 
-    def find_pool(self, name: str) -> PoolHandle:
-        """Returns an existing pool without its memory, or raises PoolNotFound."""
-        for info in self.list_pools():
-            if info.name == name:
-                return PoolHandle(self._link, info.pool_id, name)
-        raise answers.pool_not_found(name)
+    def drop_pool(self, name: str, tenant: str | None = None) -> bool:
+        """Removes a pool and its cached blocks; returns whether there was one. An administrator may name a `tenant`.
 
-    def list_pools(self) -> list[PoolInfo]:
-        """Returns the pools that the tenant may use, in order of name."""
-        infos: list[PoolInfo] = []
-        page_token = ""
-        while True:
-            page: pools.ListPoolsResponse = self._link.run(calls.list_pools(page_token))
-            infos.extend(answers.pool_info(pool) for pool in page.pools)
-            page_token = page.next_page_token
-            if not page_token:
-                return infos
+        Raises PoolInUse while another session has it open, or a sequence or a pin exists. A Pool of it that was opened
+        here must not be used any more.
 
-    def drop_pool(self, name: str) -> bool:
-        """Removes a pool and its cached blocks; returns whether there was one.
-
-        Raises PoolInUse while another session has it open, or a sequence or a pin exists. A Pool of it that
-        was opened here must not be used any more.
+        On a device the memory is let go before the call, so nothing of this process may be at work on the pool: raises
+        PoolInUse at once while sequences of it live, and StateRefused, MAPPING_IN_USE, while arrays or tensors over
+        memory of `cuda_ipc` do. Where the service refuses, the memory is mapped again [C16]. Where it is not known
+        whether the pool is dropped (Unavailable), the Pool is over: repeat the call, or open it again.
         """
         try:
-            handle = self.find_pool(name)
+            # Never by chance another tenant's, when the own one is gone.
+            handle = self.find_pool(name, self.tenant if tenant is None else tenant)
         except PoolNotFound:
             return False
-        dropped = not self._link.run(calls.drop_pool(handle.id)).already_dropped
+        with self._opening:
+            pool = self._pools.get(handle.id)
+            if pool is not None and pool.memory.device is not None:
+                return self._drop_on_device(pool)
+        dropped = self._dropped(handle)
         with self._opening:
             pool = self._pools.pop(handle.id, None)
         if pool is not None:
             pool.memory.close()
         return dropped
 
-    def stats(self, pool_name: str | None = None) -> ServiceStats:
-        """Returns a consistent snapshot of each pool, or of the one of a name; raises PoolNotFound."""
-        return answers.service_stats(self._link.run(calls.stats()), pool_name)
+    def _dropped(self, handle: PoolHandle) -> bool:
+        return not self._link.run(calls.drop_pool(handle.id)).already_dropped
 
-    def server_info(self) -> ServerInfo:
-        """Returns the service's versions, life and memory."""
-        return answers.server_info(self._link.run(calls.get_server_info()))
+    def _drop_on_device(self, pool: Pool) -> bool:
+        with self._taken_out(pool):
+            leaving.let_go(pool)
+            try:
+                return self._dropped(pool)
+            except StateRefused:
+                self._link.on_side(lambda side: leaving.take_back(pool, side))
+                on_moved = self._link.options.on_moved
+                if pool.memory.moves and on_moved is not None:
+                    self._link.ask_user(on_moved, pool)
+                raise
 
-    def list_sessions(self) -> list[SessionInfo]:
-        """Returns all sessions, the ended ones too whose processes may not be gone; raises AdminRequired."""
-        sessions: list[SessionInfo] = []
-        page_token = ""
-        while True:
-            page: pools.ListSessionsResponse = self._link.run(calls.list_sessions(page_token))
-            sessions.extend(session_info(each) for each in page.sessions)
-            page_token = page.next_page_token
-            if not page_token:
-                return sessions
-
-    def kill_session(self, session_id: str) -> int:
-        """Kills every process of a session with SIGKILL; returns how many. Raises SessionNotFound, AdminRequired."""
-        reply: pools.KillSessionResponse = self._link.run(calls.kill_session(session_id))
-        return reply.killed_process_count
-
-    def upgrade(self, *, timeout_s: float = channel.UPGRADE_TIMEOUT_S) -> Upgrade:
-        """Has the service's process replaced, once another has started; returns which one that is.
-
-        The process ends after this, and sessions go on in the next one, whose restart_count is greater. Raises
-        UpgradeFailed where the other does not start: this one goes on then. Raises AdminRequired.
-        """
-        reply: pools.UpgradeResponse = self._link.run(calls.upgrade(), timeout_s)
-        return Upgrade(reply.epoch, reply.restart_count)
+    @contextlib.contextmanager
+    def _taken_out(self, pool: Pool) -> Iterator[None]:
+        """Leaves a pool out of what a new epoch brings back; it returns if the block is refused, else it is over."""
+        self._link.atomically(lambda: self._pools.pop(pool.id))
+        try:
+            yield
+        except StateRefused:
+            self._link.atomically(lambda: self._pools.setdefault(pool.id, pool))
+            raise
+        except BaseException:
+            pool.memory.close()
+            raise
+        pool.memory.close()
 
     def next_warm_task(self, timeout_s: float = 0.0) -> WarmTask[Pool, Sequence] | None:
         """Claims a prefix that an operator wants computed, of any pool opened here; None if none came in time.
@@ -281,8 +223,9 @@ class Harbor:
         """Ends the session, its sequences and its mappings. Repeating it does nothing.
 
         Asserts that nothing of this process touches a block any more: the blocks are free at once. Waits for the
-        device first [C14]; where that fails the session is left without the assertion. Arrays over the pool keep
-        its memory mapped while they live, but it is no longer theirs [C6].
+        device first [C14], and lets go of its memory [C16]; where that fails, as when arrays or tensors over memory of
+        `cuda_ipc` live (MAPPING_IN_USE), the session is left without the assertion. Over other pools they keep the
+        memory mapped while they live, but it is no longer theirs [C6].
         """
         if self._link.closed:
             return
@@ -293,6 +236,7 @@ class Harbor:
                 with contextlib.suppress(SessionGone, EpochEnded, Unavailable):
                     self._link.require_open()
                     ordering.wait_for(*(pool.order.before_release() for pool in self._pools.values()))
+                    leaving.let_go_for_good(self._pools.values())
                     self._link.run(calls.close_session())
         finally:
             self._link.close()

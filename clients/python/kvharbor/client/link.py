@@ -16,6 +16,7 @@ from kvharbor.client.address import Address
 from kvharbor.client.calls import Call, Repeat
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost, Unavailable
 from kvharbor.client.options import Options
+from kvharbor.client.recording import Recording
 from kvharbor.client.results import Progress, WatchEvent
 from kvharbor.client.returning import Returning
 from kvharbor.client.side import Session, SideSocket
@@ -47,7 +48,9 @@ class Link:
         self._changed = threading.Condition()
         _links.add(self)
         if address.side_path is not None:
-            self.side, self.session = SideSocket.open(address.side_path, options.hello(), timeout_s=options.timeout_s)
+            self.side, self.session = SideSocket.open(
+                address.side_path, options.hello(), timeout_s=options.timeout_s, service=address.text
+            )
         self._channel = grpc.insecure_channel(address.target, options=channel.OPTIONS)
         self._stubs = channel.Stubs(self._channel)
         self._returning = Returning(self)
@@ -68,6 +71,7 @@ class Link:
         but what it took must not be.
         """
         self.require_open()
+        channel.require_leader(self.options)
         timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
         until_s = time.monotonic() + timeout_s
         tries = channel.Tries(call, has_side=self.side is not None)
@@ -97,9 +101,17 @@ class Link:
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""
         self.require_open()
+        channel.require_leader(self.options)
         self.standing.require(self.standing.epochs)
         stream = self._stubs.cache.Watch(request, metadata=channel.session_metadata(self.session))
         return Watch(stream, self, request.start_revision)
+
+    def record(self, request: cache.RecordRequest) -> Recording:
+        """Opens a recording, which has begun then."""
+        self.require_open()
+        channel.require_leader(self.options)
+        self.standing.require(self.standing.epochs)
+        return Recording(self._stubs.cache.Record(request, metadata=channel.session_metadata(self.session)), self)
 
     def on_side(self, use: Callable[[SideSocket], T]) -> T:
         """Returns what `use` gets from the side socket, from the next one if that ends on the way."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from kvharbor.client import descriptors, devices, frames, refusals
-from kvharbor.client.calls import whole
+from kvharbor.client.calls import request, whole
 from kvharbor.client.errors import DeviceNotVisible, InvalidField, PoolDevicesMismatch, PoolSizeMismatch
 from kvharbor.client.ordering import NO_ORDER, DeviceOrder, StreamOrder
 from kvharbor.client.side import SideSocket
@@ -54,21 +54,31 @@ class PoolMemory:
         cause, when this process cannot map it.
         """
         with _attached(side, pool_id, part) as (message, export):
-            descriptor = descriptors.descriptor_from(message)
-            with _mapping():
-                mapping = attach(export, writable=writable)
-                views = BlockViews(cast("ViewedMapping", mapping), descriptor)
-            return cls(message.pool_id, part, descriptors.devices_of(message), descriptor, mapping, views)
+            return cls._mapped(message, export, part, writable=writable)
 
     @classmethod
     def attach_of_rank(cls, side: SideSocket, pool_id: str, rank: int, *, writable: bool) -> "PoolMemory":
-        """Maps the part of a rank, or part 0 of a pool that has none for it: its members share one part."""
+        """Maps the part of a rank, or the one part of a pool whose layout has no ranks.
+
+        Raises InvalidField for a rank that a layout with ranks has not: the part of another must not be written over.
+        """
         try:
             return cls.attach(side, pool_id, rank, writable=writable)
         except InvalidField as refused:
             if not rank or refused.metadata.get("field") != "part":
                 raise
-            return cls.attach(side, pool_id, 0, writable=writable)
+            with _attached(side, pool_id, 0) as (message, export):
+                if message.layout.tp_size > 1:
+                    raise refused from None
+                return cls._mapped(message, export, 0, writable=writable)
+
+    @classmethod
+    def _mapped(cls, message: types_pb2.PoolDescriptor, export: Export, part: int, *, writable: bool) -> "PoolMemory":
+        descriptor = descriptors.descriptor_from(message)
+        with _mapping():
+            mapping = attach(export, writable=writable)
+            views = BlockViews(cast("ViewedMapping", mapping), descriptor)
+        return cls(message.pool_id, part, descriptors.devices_of(message), descriptor, mapping, views)
 
     @property
     def device(self) -> Device | None:
@@ -112,8 +122,12 @@ class PoolMemory:
             self._require_same(message)
             with _mapping():
                 self.mapping.replace(export)
-                views = BlockViews(cast("ViewedMapping", self.mapping), self.descriptor) if self.moves else self.views
-            return dataclasses.replace(self, pool_id=pool_id, views=views)
+                memory = self.with_new_views() if self.moves else self
+            return dataclasses.replace(memory, pool_id=pool_id)
+
+    def with_new_views(self) -> "PoolMemory":
+        """Returns the memory with views of it that are open, whatever was closed before."""
+        return dataclasses.replace(self, views=BlockViews(cast("ViewedMapping", self.mapping), self.descriptor))
 
     def close(self) -> None:
         """Lets go of the memory, once the device has nothing to do any more.
@@ -181,13 +195,14 @@ def _attached(side: SideSocket, pool_id: str, part: int) -> Iterator[tuple[types
 
 
 def _asked(side: SideSocket, pool_id: str, part: int) -> tuple[side_pb2.Attached, tuple[int, ...]]:
+    asked = request(side_pb2.Attach, pool_id=pool_id, part=part)
     try:
-        return side.attach(side_pb2.Attach(pool_id=pool_id, part=part))
+        return side.attach(asked)
     except DeviceNotVisible:
         # It lies on a device. Only now the driver is asked: whoever uses host memory need not have one.
         with _mapping():
-            view = devices.device_view()
-        return side.attach(side_pb2.Attach(pool_id=pool_id, part=part, device_view=view))
+            asked.device_view.CopyFrom(devices.device_view())
+        return side.attach(asked)
 
 
 @contextlib.contextmanager

@@ -33,16 +33,18 @@ class Options:
         positive_timeout(self.timeout_s)
         if self.away_wait_s is not None and (not isinstance(self.away_wait_s, numbers.Real) or self.away_wait_s < 0):
             raise InvalidField.of("away_wait_s", self.away_wait_s, limit="seconds from 0, or None", remedy="correct it")
-        if bool(self.join) != bool(self.rank):
-            raise InvalidField.of("rank", self.rank, limit="1 or more with join, 0 without", remedy="give both")
+        if self.join and self.rank == 0:
+            raise InvalidField.of("rank", 0, limit="1 or more with join", remedy="rank 0 is the leader's")
+        if self.rank and not self.join:
+            raise InvalidField.of(
+                "rank", self.rank, limit="0 without join", remedy="give the leader's join_token too, or no rank"
+            )
         if self.join and self.on_epoch is not None:
             raise InvalidField.of(
                 "on_epoch", self.on_epoch, limit="None with join", remedy="join the leader's session of the new epoch"
             )
-        if self.on_moved is not None and self.on_epoch is None:
-            raise InvalidField.of(
-                "on_moved", self.on_moved, limit="None without on_epoch", remedy="nothing moves without it"
-            )
+        if self.join and self.on_moved is not None:
+            raise InvalidField.of("on_moved", self.on_moved, limit="None with join", remedy="nothing moves in a member")
         if self.read_only and not self.join:
             raise InvalidField.of("read_only", True, limit="False for the leader", remedy="only a member reads only")
         return self

@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
-from kvharbor.client import answers, ordering, releases
+from kvharbor.client import answers, ordering, releases, traffic
 from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.client.errors import HarborError
 from kvharbor.client.link import Link, Watch
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NO_ORDER, Mark, StreamOrder
+from kvharbor.client.recording import Recording
 from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm, WarmOrder, WarmTask
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.tail import Tail
@@ -22,9 +23,10 @@ from kvharbor.v1 import cache_service_pb2 as cache
 class PoolHandle:
     """A pool by name, without its memory: what tools and operators use. Threads may share it."""
 
-    def __init__(self, link: Link, pool_id: str, name: str) -> None:
+    def __init__(self, link: Link, pool_id: str, name: str, tenant: str) -> None:
         self.id = pool_id
         self.name = name
+        self.tenant = tenant
         self.link = link
         self.calls = PoolCalls(pool_id)
 
@@ -103,6 +105,10 @@ class PoolHandle:
         """Streams the pool's index and its changes; from 0 the index comes first."""
         return self.link.watch(self.calls.watch(start_revision))
 
+    def record(self) -> Recording:
+        """Streams the pool's requests as they end, for administrators, for a trace: never what they say."""
+        return self.link.record(self.calls.record())
+
 
 class Pool(PoolHandle):
     """An open pool with its memory mapped. Ends with its harbor. Threads may share it.
@@ -121,7 +127,7 @@ class Pool(PoolHandle):
         asked_bytes: int = 0,
         order: StreamOrder = NO_ORDER,
     ) -> None:
-        super().__init__(link, memory.pool_id, name)
+        super().__init__(link, memory.pool_id, name, link.session.tenant if link.session else "")
         self.memory = memory
         self.asked_bytes = asked_bytes
         self.created = created
@@ -157,12 +163,17 @@ class Pool(PoolHandle):
         request_id: str | None = None,
         group: str = "",
         wait_s: float = 0.0,
+        pending_wait_s: float = 0.0,
     ) -> Sequence:
         """Matches a prompt, holds what is there and reserves the rest, in one step.
 
         `max_cached_tokens` bounds the match: None all tokens but one, as a model computes at least one for its
         logits; 0 no reuse. `wait_s` is how long to wait for room. Idempotent by `request_id` while the sequence
         lives; without one it gets its own, so that a call that runs out of time leaves nothing held [C4].
+
+        `pending_wait_s` is how long to wait, before that, for what another session is computing of the prompt: until
+        it has committed that, or is gone or has committed nothing for 2 s. Whatever ends the wait, what is not there
+        then is the caller's to compute. `pending` of the sequence tells what others are computing of it.
 
         Raises RequestTooLarge when it can never fit, PoolExhausted when it does not fit now.
         """
@@ -172,13 +183,17 @@ class Pool(PoolHandle):
             extra_keys=extra_keys,
             request_id=request_id,
             wait_s=wait_s,
+            pending_wait_s=pending_wait_s,
             reserve_tokens=reserve_tokens,
             max_cached_tokens=max_cached_tokens,
             group=group,
         )
 
         def granted(reply: cache.AllocateResponse) -> Sequence:
-            return Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
+            sequence = Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
+            sequence.miss = traffic.miss(reply)
+            sequence.pending = answers.pending(reply)
+            return sequence
 
         return self.link.run(call, take=granted)
 

@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kvharbor.client.traffic import Miss, TrafficStats
+
 SequenceT = TypeVar("SequenceT")
 PoolT = TypeVar("PoolT")
 
@@ -41,6 +43,19 @@ class Shadow:
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """Tokens of a prompt, right behind its cached ones, that another session is computing; as of the allocate.
+
+    `session_id` is as in `Harbor.list_sessions`, empty while the sequence is handed off. It has committed nothing for
+    `idle_s`; from 2 s on nobody waits for it.
+    """
+
+    token_count: int
+    session_id: str
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CommitResult:
     """What a commit did: tokens in published blocks, and the shadows among the blocks of this commit.
 
@@ -54,10 +69,14 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Of a prompt: tokens in committed whole blocks, and tokens that an allocate would reuse now."""
+    """Of a prompt: tokens in committed whole blocks, and tokens that an allocate would reuse now.
+
+    `miss` tells why not more; None if all whole blocks are there.
+    """
 
     present_tokens: int
     cached_tokens: int
+    miss: Miss | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +168,15 @@ class Upgrade:
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """A pool as tools see it. `block_count` includes the scratch blocks, `size_bytes` is of each part.
+    """A pool as tools see it. A name is one pool in each tenant.
 
+    `block_count` includes the scratch blocks, `size_bytes` is of each part.
     `devices` are the UUIDs of where its parts lie, by rank; empty for a pool in host memory.
     """
 
     pool_id: str
     name: str
+    tenant: str
     epoch: str
     arena_kind: str
     model: str
@@ -178,6 +199,8 @@ class PoolCounters:
     evicted_block_count: int
     refused_count: int
     copied_block_count: int
+    pending_wait_count: int
+    takeover_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +223,7 @@ class PoolStats:
 
     pool_id: str
     name: str
+    tenant: str
     revision: int
     total_block_count: int
     scratch_block_count: int
@@ -222,6 +246,8 @@ class PoolStats:
     tenants: tuple[TenantStats, ...]
     warm_task_waiting_count: int
     warm_task_filling_count: int
+    pending_waiting_count: int
+    traffic: TrafficStats
 
 
 @dataclass(frozen=True, slots=True)

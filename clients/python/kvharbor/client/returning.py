@@ -234,8 +234,10 @@ class Returning:
     def _begun(self, pools: list[HeldPool]) -> SideSocket:
         """Opens a session with the pools, their new memory in the place of the old."""
         link = self._link
-        path = link.address.side_path or ""
-        side, session = SideSocket.open(path, link.options.hello(), timeout_s=link.options.timeout_s)
+        options, address = link.options, link.address
+        side, session = SideSocket.open(
+            address.side_path or "", options.hello(), timeout_s=options.timeout_s, service=address.text
+        )
         self._sides.append(side)
         if self._stopped.is_set():
             side.end()

@@ -23,9 +23,10 @@ from kvharbor.client.errors import (
     SequenceInDoubt,
     SequenceLost,
 )
-from kvharbor.client.results import CommitResult, ExtraKey, Shadow
+from kvharbor.client.results import CommitResult, ExtraKey, Pending, Shadow
 from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
+from kvharbor.client.traffic import Miss
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
 
@@ -39,6 +40,9 @@ class SequenceState:
     `table` holds block ids (int32), entry i for tokens [i * block_tokens, (i + 1) * block_tokens), and
     `generations` (uint64) their generations. Both are replaced, never changed in place: a table handed out
     stays what it was. KV may be written at positions [cached_tokens, capacity_tokens).
+
+    `miss` tells why its allocate has not reused more; None if all that could be was, or it began otherwise. `pending`
+    tells what another session was computing of the prompt then; None: nothing.
 
     `unanswered` is a commit that ended without an answer: the next one has to carry it [C5]. `untold`: the service is
     away and has still to learn of a commit.
@@ -58,6 +62,8 @@ class SequenceState:
         self.token_count = message.token_count
         self.capacity_tokens = message.capacity_tokens
         self.tail = tail
+        self.miss: Miss | None = None
+        self.pending: Pending | None = None
         self.ended = False
         self.unanswered: cache.CommitItem | None = None
         self.untold = False

@@ -53,8 +53,9 @@ class SideSocket:
     this process is a fork of the one that opened it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, service: str | None = None) -> None:
         self._path = path
+        self._service = service or path
         self._lock = threading.Lock()
         self.forked = False
         self.refused = False
@@ -65,16 +66,19 @@ class SideSocket:
             _open_sockets.add(self)
 
     @classmethod
-    def open(cls, path: str, hello: side_pb2.Hello, *, timeout_s: float) -> tuple[Self, Session]:
+    def open(
+        cls, path: str, hello: side_pb2.Hello, *, timeout_s: float, service: str | None = None
+    ) -> tuple[Self, Session]:
         """Connects and opens a session, anew where the service's process ends before it has answered.
 
+        `service` is what errors call it: the address that was given, where the caller has not named `path` itself.
         Raises ServiceUnreachable when nobody listens at `path` or this process may not connect, DeadlineExceeded
         after `timeout_s`, or what the service refuses the hello with.
         """
         until_s = time.monotonic() + timeout_s
         left_s, pause_s = timeout_s, _FIRST_PAUSE_S
         while True:
-            side = cls.connect(path, timeout_s=left_s)
+            side = cls.connect(path, timeout_s=left_s, service=service)
             try:
                 session = side.hello(hello)
                 side._connection.settimeout(timeout_s)
@@ -92,9 +96,9 @@ class SideSocket:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     @classmethod
-    def connect(cls, path: str, *, timeout_s: float) -> Self:
+    def connect(cls, path: str, *, timeout_s: float, service: str | None = None) -> Self:
         """Connects, and says nothing yet. While the service's process is being replaced the connection waits."""
-        side = cls(path)
+        side = cls(path, service)
         try:
             side._connect(timeout_s)
         except BaseException:
@@ -117,7 +121,7 @@ class SideSocket:
         except PermissionError:
             raise refusals.forbidden(self._path) from None
         except OSError as failure:
-            raise refusals.unreachable(self._path, failure.strerror or failure) from None
+            raise refusals.unreachable(self._service, failure.strerror or failure) from None
 
     def hello(self, hello: side_pb2.Hello, *, patient: bool = False) -> Session:
         """Opens or resumes a session. `patient`: waits for the answer until the socket ends, here or there."""

@@ -2,12 +2,12 @@
 
 import typer
 
-from kvharbor.server.commands.options import PoolArgument, SocketOption, connected
+from kvharbor.server.commands.options import PoolArgument, SocketOption, TenantOption, connected
 
 
-def drop(pool: PoolArgument, socket: SocketOption = None) -> None:
+def drop(pool: PoolArgument, tenant: TenantOption = None, socket: SocketOption = None) -> None:
     """Removes a pool and what is cached in it. Refused while a session has it open or it has warm pins."""
     with connected(socket) as harbor:
-        harbor.find_pool(pool)
-        harbor.drop_pool(pool)
-    typer.echo(f"pool {pool} dropped")
+        owner = harbor.find_pool(pool, tenant).tenant
+        harbor.drop_pool(pool, owner)
+    typer.echo(f"pool {pool} of tenant {owner} dropped")

@@ -8,7 +8,6 @@ import os
 import socket as sockets
 import struct
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import unquote
 
 import typer
 
@@ -28,7 +27,7 @@ _EXIT_NOT_FOUND = 127
 
 def execute(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
-    pool: Annotated[str, typer.Option("--pool", help="Name of an existing pool.")],
+    pool: Annotated[str, typer.Option("--pool", help="Name of an existing pool of the own tenant.")],
     client_name: Annotated[str, typer.Option(help="Name of the session in logs. Default: the command.")] = "",
     socket: SocketOption = None,
 ) -> None:
@@ -36,7 +35,8 @@ def execute(
 
     Its environment has KVHARBOR_SOCKET, KVHARBOR_SESSION_TOKEN (the metadata "kvharbor-session" of its gRPC
     calls), KVHARBOR_POOL_ID and KVHARBOR_DESCRIPTOR (the pool's PoolDescriptor as JSON). The exit status is that
-    of COMMAND; 127 when there is no such command, 126 when it cannot be executed.
+    of COMMAND; 127 when there is no such command, 126 when it cannot be executed. A pool on a device is refused:
+    its memory cannot be passed on as one descriptor.
     """
     _reserve_arena_fd()
     from google.protobuf import json_format
@@ -52,7 +52,7 @@ def execute(
     try:
         side.connect(where.side_path)
     except OSError as failure:
-        raise CommandError(f"cannot connect to {where.side_path}: {failure.strerror}") from None
+        raise CommandError(f"no kvharbor service answers at {where.text}: {failure.strerror}") from None
     # Arguments are bytes, of which a message takes those that are UTF-8; a name is of 128 at most.
     name = os.fsencode(client_name) or os.fsencode(command[0])[-128:]
     hello = side_pb2.Hello(
@@ -60,12 +60,12 @@ def execute(
     )
     welcome, _ = _ask(side, side_pb2.SideRequest(hello=hello))
     token = welcome.welcome.session_token
-    opened = _open_pool(where.target, token, pool)
+    opened = _open_pool(where.target, token, pool, tenant=welcome.welcome.tenant)
     attached, fds = _ask(side, side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=opened.pool_id)))
     _inherit(side, fds[0])
     environment = {
         **os.environ,
-        "KVHARBOR_SOCKET": unquote(where.target.removeprefix("unix:")),
+        "KVHARBOR_SOCKET": where.text,
         "KVHARBOR_SESSION_TOKEN": token,
         "KVHARBOR_POOL_ID": opened.pool_id,
         "KVHARBOR_DESCRIPTOR": json_format.MessageToJson(
@@ -84,8 +84,11 @@ def execute(
         raise CommandError(f"cannot run {command[0]}: {failure.strerror}", status=status) from None
 
 
-def _open_pool(target: str, token: str, name: str) -> "types_pb2.PoolDescriptor":
-    """Opens the existing pool of that name, as it is, for the session."""
+def _open_pool(target: str, token: str, name: str, *, tenant: str) -> "types_pb2.PoolDescriptor":
+    """Opens the tenant's existing pool of that name, as it is, for the session.
+
+    An administrator sees others' as well, and would make one of its own by opening one of these.
+    """
     import grpc
 
     from kvharbor.v1 import pool_service_pb2 as pb
@@ -99,14 +102,26 @@ def _open_pool(target: str, token: str, name: str) -> "types_pb2.PoolDescriptor"
             while True:
                 page = stub.ListPools(request, metadata=metadata, timeout=_TIMEOUT_S)
                 for found in page.pools:
-                    if found.name == name:
+                    if (found.name, found.tenant) == (name, tenant):
+                        _require_descriptor(found)
                         opening = pb.OpenPoolRequest(name=name, layout=found.layout)
                         return stub.OpenPool(opening, metadata=metadata, timeout=_TIMEOUT_S).pool
                 request.page_token = page.next_page_token
                 if not request.page_token:
-                    raise CommandError(f"no pool is named {name!r}: a worker has to open it first, with its layout")
+                    raise CommandError(
+                        f"no pool of tenant {tenant} is named {name!r}: a worker has to open it first, with its layout"
+                    )
         except grpc.RpcError as failure:
             raise CommandError(f"cannot open pool {name!r}: {failure.details()}") from None
+
+
+def _require_descriptor(found: "types_pb2.PoolDescriptor") -> None:
+    """Raises CommandError for memory of a device, which no one descriptor is."""
+    if found.arena_kind != "host":
+        raise CommandError(
+            f"pool {found.name!r} is in memory of the arena {found.arena_kind}, which one file descriptor cannot pass "
+            f"on: use clients/python or clients/cpp in the worker, or a pool of a service with the arena 'host'"
+        )
 
 
 def _ask(side: sockets.socket, request: "side_pb2.SideRequest") -> "tuple[side_pb2.SideResponse, list[int]]":

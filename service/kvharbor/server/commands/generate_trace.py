@@ -1,11 +1,15 @@
 """`kvharbor generate-trace`: a trace for those who have none."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvharbor.server.errors import CommandError
+
+if TYPE_CHECKING:
+    from kvharbor.server.traces.recording import Recorded
 
 
 def generate_trace(
@@ -17,11 +21,14 @@ def generate_trace(
     per_minute: Annotated[float, typer.Option("--per-minute", min=0.001, help="Conversations that begin.")] = 20.0,
     block_tokens: Annotated[int, typer.Option("--block-tokens", min=1, help="Tokens a block.")] = 64,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same trace.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Writes a made-up trace of conversations of several turns, each behind a system prompt that others have too."""
     from kvharbor.server.traces.generated import Shape, generate
     from kvharbor.server.traces.recording import write
 
+    if file.is_file() and not force:
+        raise CommandError(f"{file} is there already: name another file, or overwrite it with --force")
     shape = Shape(
         conversation_count=conversations,
         system_prompt_count=system_prompts,
@@ -29,7 +36,17 @@ def generate_trace(
         conversations_per_minute=per_minute,
         seed=seed,
     )
+    count = 0
+
+    def counted() -> "Iterator[Recorded]":
+        nonlocal count
+        for request in generate(shape):
+            count += 1
+            yield request
+
     try:
-        write(file, block_tokens, generate(shape))
+        write(file, block_tokens, counted())
     except OSError as failure:
         raise CommandError(f"cannot write {file}: {failure.strerror}") from None
+    # Not on stdout, which may be the file.
+    typer.echo(f"{file}: {count:,} requests of {conversations:,} conversations, in blocks of {block_tokens}", err=True)

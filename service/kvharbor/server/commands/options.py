@@ -15,13 +15,19 @@ SocketOption = Annotated[
     typer.Option("--socket", help="Where the service is: a socket path or HOST:PORT. Also KVHARBOR_SOCKET."),
 ]
 PoolArgument = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant", help="Whose pool, for administrators. Default: the own tenant's, else the only one of the name."
+    ),
+]
 PinArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pin.")]
 TokensOption = Annotated[
     str | None,
     typer.Option(
         "--tokens",
-        help="File with the tokens, - for stdin: little-endian uint32, or, if it is all digits, commas and "
-        "white space, ids as text.",
+        help="File with the tokens, - for stdin: ids as text, with commas or white space between, or, where it is no "
+        "text, little-endian uint32.",
     ),
 ]
 IdsOption = Annotated[str | None, typer.Option("--ids", help='The tokens themselves: 1,2,3 or "1 2 3".')]
@@ -53,11 +59,14 @@ def tokens_of(tokens: str | None, ids: str | None) -> bytes | list[int]:
     if (tokens is None) == (ids is None):
         raise CommandError("name the tokens with either --tokens or --ids")
     if ids is not None:
-        return _ids(ids)
+        return _ids(ids, "--ids", "write whole numbers like 1,2,3; for a file use --tokens")
     data = read_bytes(tokens or "")
-    if data and not data.strip(b"0123456789, \t\r\n"):
-        return _ids(data.decode("ascii"))
-    return data
+    text = _text(data)
+    return (
+        data
+        if text is None
+        else _ids(text, "stdin" if tokens == "-" else str(tokens), "write whole numbers, or the tokens as uint32")
+    )
 
 
 def read_bytes(path: str) -> bytes:
@@ -73,10 +82,19 @@ def read_bytes(path: str) -> bytes:
         raise CommandError(f"cannot read {path}: {failure.strerror}") from None
 
 
-def _ids(text: str) -> list[int]:
-    parts = text.replace(",", " ").split()
-    # Not the text itself: what stands where token ids belong may be a prompt.
-    wrong = next((place for place, part in enumerate(parts) if not re.fullmatch("[0-9]{1,10}", part)), None)
-    if wrong is not None:
-        raise CommandError(f"token number {wrong} is no id; write whole numbers like 1,2,3")
-    return [int(part) for part in parts]
+def _text(data: bytes) -> str | None:
+    """Returns what the bytes are as text, None if they are none: a uint32 below 2^24 has a byte that no text has."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    return text if all(sign.isprintable() or sign.isspace() for sign in text) else None
+
+
+def _ids(text: str, source: str, remedy: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    for number, word in enumerate(words):
+        if not re.fullmatch("[0-9]{1,10}", word):
+            # One word of it only: what stands where token ids belong may be a prompt.
+            raise CommandError(f"{source}: {word[:40]!r}, number {number}, is no token id: {remedy}")
+    return [int(word) for word in words]

@@ -14,6 +14,7 @@ from kvharbor.server.commands.options import (
     PoolArgument,
     SaltFileOption,
     SocketOption,
+    TenantOption,
     TokensOption,
     VersionOption,
     connected,
@@ -34,17 +35,20 @@ def lookup(
     adapter: AdapterOption = "",
     salt_file: SaltFileOption = None,
     as_json: JsonOption = False,
+    tenant: TenantOption = None,
     socket: SocketOption = None,
 ) -> None:
-    """Tells how much of a prompt is in the pool. Changes nothing."""
+    """Tells how much of a prompt is in the pool, and why not more. Changes nothing."""
     prompt = tokens_of(tokens, ids)
     namespace = namespace_of(version, adapter, salt_file)
     with connected(socket) as harbor:
-        found = harbor.find_pool(pool).lookup(prompt, namespace=namespace)
+        found = harbor.find_pool(pool, tenant).lookup(prompt, namespace=namespace)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
     else:
         typer.echo(f"{found.present_tokens} tokens present, {found.cached_tokens} would be reused")
+        if found.miss is not None:
+            typer.echo(f"behind token {found.miss.present_tokens}: {found.miss}")
 
 
 def warm(
@@ -59,6 +63,7 @@ def warm(
     adapter: AdapterOption = "",
     salt_file: SaltFileOption = None,
     as_json: JsonOption = False,
+    tenant: TenantOption = None,
     socket: SocketOption = None,
 ) -> None:
     """Pins a prefix, so that it is not evicted, and asks an attached engine to compute what is missing of it.
@@ -71,7 +76,7 @@ def warm(
     prompt = tokens_of(tokens, ids)
     namespace = namespace_of(version, adapter, salt_file)
     with connected(socket) as harbor:
-        handle = harbor.find_pool(pool)
+        handle = harbor.find_pool(pool, tenant)
         if present_only:
             warmed = _present(handle, prompt, name, ttl_s, namespace)
         else:
@@ -111,7 +116,7 @@ def _outlook(warmed: "WarmOrder") -> str:
     return ": an engine is to compute them"
 
 
-def unwarm(pool: PoolArgument, name: PinArgument, socket: SocketOption = None) -> None:
+def unwarm(pool: PoolArgument, name: PinArgument, tenant: TenantOption = None, socket: SocketOption = None) -> None:
     """Ends a pin, and the task to compute what is missing of it."""
     with connected(socket) as harbor:
-        harbor.find_pool(pool).unwarm(name)
+        harbor.find_pool(pool, tenant).unwarm(name)

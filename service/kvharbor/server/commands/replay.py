@@ -47,6 +47,8 @@ def replay(
     if not trace.unique_block_count:
         raise CommandError(f"{file}: no request has a whole block of {trace.block_tokens} tokens: ask for smaller ones")
     capacities = block_counts(blocks or SWEEP, trace.unique_block_count)
+    if svg and len(capacities) < 2:
+        raise CommandError("one capacity makes no curve for --svg: ask for two or more with --blocks")
     settings = [Setting(name, capacity, mode) for capacity in capacities for name in policies]
     outcomes = list(_outcomes(trace, settings))
     if as_json:
@@ -68,7 +70,7 @@ def _policies(asked: list[str] | None) -> list[str]:
 
 
 def _outcomes(trace: "Trace", settings: "Sequence[Setting]") -> "Iterator[Outcome]":
-    """Replays each setting; tells a terminal how far it is."""
+    """Replays each setting; tells on stderr how far it is, by a bar on a terminal and by lines elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -78,11 +80,10 @@ def _outcomes(trace: "Trace", settings: "Sequence[Setting]") -> "Iterator[Outcom
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("", total=len(settings) * len(trace.requests))
         for done, setting in enumerate(settings):
-            progress.update(
-                task,
-                description=f"{setting.policy}, {setting.block_count:,} blocks",
-                completed=done * len(trace.requests),
-            )
+            what = f"{setting.policy}, {setting.block_count:,} blocks"
+            if progress.disable:
+                typer.echo(f"{done + 1} of {len(settings)}: {what}", err=True)
+            progress.update(task, description=what, completed=done * len(trace.requests))
             yield replay_once(trace, setting, partial(progress.track, task_id=task))
 
 
@@ -115,8 +116,7 @@ def _write_svg(file: Path, trace: "Trace", outcomes: "Sequence[Outcome]") -> Non
 
     curves = curves_of(outcomes)
     frame = frame_of(curves)
-    if frame is None:
-        raise CommandError("one capacity makes no curve: ask for two or more with --blocks")
+    assert frame is not None  # of one capacity no picture is asked for
     try:
         file.write_text(svg(f"{trace.name}, {outcomes[0].setting.mode.value}", curves, frame))
     except OSError as failure:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvharbor.server.simulate.room import Room
     from kvharbor.server.traces.trace import Trace
 
+_DRAWN_SLOT_TOKENS = 2048
+_KV_BITS = 16
 _SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
@@ -31,10 +33,15 @@ def simulate(
     layers: Annotated[int | None, typer.Option("--layers", min=1, help="Of the model, with KV.")] = None,
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", min=1, help="In a layer.")] = None,
     head_dim: Annotated[int | None, typer.Option("--head-dim", min=1, help="Elements of a K or V of one head.")] = None,
-    kv_bits: Annotated[int, typer.Option("--kv-bits", min=1, help="Bits of an element of K or V.")] = 16,
+    kv_bits: Annotated[
+        int | None, typer.Option("--kv-bits", min=1, help="Bits of an element of K or V. Default: 16.")
+    ] = None,
     slot_tokens: Annotated[
-        int, typer.Option("--slot-tokens", min=1, help="Tokens of a static slot: the longest request.")
-    ] = 2048,
+        int | None,
+        typer.Option(
+            "--slot-tokens", min=1, help="Tokens of a static slot. Default: the longest request of the trace, or 2048."
+        ),
+    ] = None,
     block_tokens: Annotated[
         list[int] | None,
         typer.Option("--block-tokens", min=1, help="Tokens a block. Repeatable. Default: the trace's, or 64."),
@@ -57,6 +64,10 @@ def simulate(
 
     Requests count at their full length, so that none has to make way for another. How many fit at once is told for
     requests that follow each other in the trace; with a trace also how long they wait when they come as it says.
+
+    Of the memory for KV: `written` is in use at that moment, `unused` reserved and never written, `left over` too
+    little for one more. `too long`: requests left out as no slot, or not all the memory, has room for them. `N need`:
+    what --concurrency at once take. `wait`: share of the requests that wait, `mean wait`: over all of them.
     """
     from kvharbor.server.simulate.drawn import Lengths
     from kvharbor.server.simulate.room import Room
@@ -64,12 +75,17 @@ def simulate(
     room = Room(
         _bytes("--memory", memory),
         _bytes("--weights", weights) if weights else 0,
-        token_bytes or _token_bytes(layers, kv_heads, head_dim, kv_bits),
+        _token_bytes(token_bytes, layers, kv_heads, head_dim, kv_bits),
     )
     lengths = Lengths(_span("--prompt-tokens", prompt_tokens), _span("--output-tokens", output_tokens), shared_tokens)
+    if trace is None and shared_tokens > lengths.prompt.most:
+        raise CommandError(
+            f"--shared-tokens is {shared_tokens}, and no prompt has more than {lengths.prompt.most} tokens: share "
+            f"less, or raise --prompt-tokens"
+        )
     asked = _Asked(room, concurrency, has_arrivals=trace is not None)
     traces = [_trace(trace, lengths, size, seed) for size in block_tokens or (None,)]
-    findings = list(_findings(traces, slot_tokens, asked))
+    findings = list(_findings(traces, slot_tokens or _longest(traces[0], is_drawn=trace is None), asked))
     if as_json:
         found = [one.record() for one in findings]
         typer.echo(json.dumps({"kv_bytes": room.kv_bytes, "token_bytes": room.token_bytes, "layouts": found}))
@@ -80,6 +96,11 @@ def simulate(
     from kvharbor.server.simulate.report import table_of
 
     Console().print(table_of(room, findings, concurrency))
+
+
+def _longest(trace: "Trace", *, is_drawn: bool) -> int:
+    """Returns what a slot has to hold: in a real system what the model allows, which a trace can only hint at."""
+    return _DRAWN_SLOT_TOKENS if is_drawn else max(one.input_tokens + one.output_tokens for one in trace.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +146,20 @@ def _trace(file: Path | None, lengths: "Lengths", block_tokens: int | None, seed
     return read_lengths(file, block_tokens)
 
 
-def _token_bytes(layers: int | None, kv_heads: int | None, head_dim: int | None, kv_bits: int) -> int:
+def _token_bytes(
+    token_bytes: int | None, layers: int | None, kv_heads: int | None, head_dim: int | None, kv_bits: int | None
+) -> int:
     from kvharbor.server.simulate.room import ModelShape
 
+    if token_bytes is not None:
+        shape = {"--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim, "--kv-bits": kv_bits}
+        given = [option for option, value in shape.items() if value is not None]
+        if given:
+            raise CommandError(f"--token-bytes says all of it: leave out {', '.join(given)}, or --token-bytes")
+        return token_bytes
     if layers is None or kv_heads is None or head_dim is None:
         raise CommandError("say how large KV is: --token-bytes, or --layers, --kv-heads and --head-dim")
-    return ModelShape(layers, kv_heads, head_dim, kv_bits).token_bytes
+    return ModelShape(layers, kv_heads, head_dim, kv_bits or _KV_BITS).token_bytes
 
 
 def _bytes(option: str, text: str) -> int:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvharbor.server.commands.options import JsonOption, SocketOption, connected
+from kvharbor.server.commands.options import JsonOption, SocketOption, TenantOption, connected
 from kvharbor.server.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from kvharbor.client import Harbor
-    from kvharbor.client.results import PoolStats, ServiceStats
+    from kvharbor.client import Harbor, PoolStats, ServiceStats, TimeHistogram
 
 _CLASSES = ("free", "reserved", "active", "cached", "warm", "quarantined")
 
@@ -24,6 +23,7 @@ def stats(
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until interrupted.")] = False,
     interval_s: Annotated[float, typer.Option("--interval-s", min=0.1, help="Pause between two.")] = 1.0,
+    tenant: TenantOption = None,
     socket: SocketOption = None,
 ) -> None:
     """Shows one consistent snapshot of each pool.
@@ -31,14 +31,15 @@ def stats(
     Every block is in one class: free; reserved (held, not committed); active (committed and held); cached
     (committed, held by nobody: evictable, still a hit); warm (pinned); quarantined (of a session that is
     lost or has still to resume).
-    The sessions are those of others: this command's own is not counted.
+    Reusable is what a pool of any size could have reused of the prompt tokens, at most; it and the times are
+    estimated from a sample. The sessions are those of others: this command's own is not counted.
     """
     with connected(socket) as harbor:
         if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool))))
+            typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool, tenant))))
             while watch:
                 time.sleep(interval_s)
-                typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool))))
+                typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool, tenant))))
             return
 
         from rich.console import Console
@@ -46,16 +47,16 @@ def stats(
 
         console = Console()
         if not watch:
-            console.print(_table(_snapshot(harbor, pool)))
+            console.print(_table(_snapshot(harbor, pool, tenant)))
             return
-        with Live(_table(_snapshot(harbor, pool)), console=console, auto_refresh=False) as live:
+        with Live(_table(_snapshot(harbor, pool, tenant)), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
-                live.update(_table(_snapshot(harbor, pool)), refresh=True)
+                live.update(_table(_snapshot(harbor, pool, tenant)), refresh=True)
 
 
-def _snapshot(harbor: "Harbor", pool: str | None) -> "ServiceStats":
-    snapshot = harbor.stats(pool)
+def _snapshot(harbor: "Harbor", pool: str | None, tenant: str | None) -> "ServiceStats":
+    snapshot = harbor.stats(pool, tenant)
     # Over TCP the command has no session.
     own_count = 1 if harbor.session_id else 0
     return dataclasses.replace(snapshot, session_count=snapshot.session_count - own_count)
@@ -68,13 +69,35 @@ def _table(snapshot: "ServiceStats") -> "RenderableType":
     if not snapshot.pools:
         return f"no pools; {sessions}"
     table = Table(title=sessions, title_justify="left")
-    table.add_column("")
+    table.add_column("pool\ntenant")
     for pool in snapshot.pools:
-        table.add_column(pool.name, justify="right")
+        table.add_column(f"{pool.name}\n{pool.tenant}", justify="right")
     columns = [_cells(pool) for pool in snapshot.pools]
     for name in columns[0]:
         table.add_row(name, *(cells[name] for cells in columns), end_section=name in ("total", "shared"))
     return table
+
+
+def _reusable(pool: "PoolStats") -> str:
+    counters = pool.counters
+    if not counters.prompt_token_count:
+        return "0"
+    most = min(counters.reused_token_count + pool.traffic.recomputed_token_count, counters.prompt_token_count)
+    return f"~{most:,} ({most / counters.prompt_token_count:.0%})"
+
+
+def _half_within(times: "TimeHistogram") -> str:
+    """Says within which time half of the blocks were, as far as that is known."""
+    if not any(times.counts):
+        return "-"
+    bound_s = times.bound_of(0.5)
+    return "later" if bound_s is None else f"half within {bound_s:g} s"
+
+
+def _misses(misses: dict[str, int]) -> str:
+    """Names the reasons that were given, the most frequent first."""
+    given = sorted(((count, kind) for kind, count in misses.items() if count), reverse=True)
+    return "\n".join(f"{count:,} {kind.replace('_', ' ')}" for count, kind in given) or "-"
 
 
 def _cells(pool: "PoolStats") -> dict[str, str]:
@@ -96,6 +119,10 @@ def _cells(pool: "PoolStats") -> dict[str, str]:
         "warm tasks": f"{pool.warm_task_waiting_count:,} waiting, {pool.warm_task_filling_count:,} filling",
         "prompt tokens": f"{prompt_tokens:,}",
         "reused tokens": f"{counters.reused_token_count:,}{reused}",
+        "reusable tokens": _reusable(pool),
+        "asked again": _half_within(pool.traffic.reuse_gaps),
+        "evicted after": _half_within(pool.traffic.residences),
+        "misses": _misses(pool.traffic.misses),
         "evicted blocks": f"{counters.evicted_block_count:,}",
         "refused calls": f"{counters.refused_count:,}",
     }

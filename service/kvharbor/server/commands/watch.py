@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvharbor.server.commands.options import JsonOption, PoolArgument, SocketOption, connected
+from kvharbor.server.commands.options import JsonOption, PoolArgument, SocketOption, TenantOption, connected
 from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def watch(
         int, typer.Option("--from", min=0, help="Resume after this revision. 0: the whole index first.")
     ] = 0,
     as_json: JsonOption = False,
+    tenant: TenantOption = None,
     socket: SocketOption = None,
 ) -> None:
     """Follows what is published, evicted and unpinned, until interrupted.
@@ -33,7 +34,7 @@ def watch(
     from kvharbor.client import Unavailable
 
     with connected(socket) as harbor:
-        followed, before = harbor.find_pool(pool), harbor.server_info()
+        followed, before = harbor.find_pool(pool, tenant), harbor.server_info()
         while True:
             events = followed.watch(start_revision)
             try:

@@ -30,11 +30,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a look has found, and what to change; an OK has a remedy only where there is something to gain."""
+    """What a look has found, and what to change; an OK has a remedy only where there is something to gain.
+
+    `open`: a FAIL that says nothing of any arena, as what was to be looked at is not there.
+    """
 
     state: State
     found: str
     remedy: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Finding:
     found: str
     remedy: str
     needed_by: frozenset[ArenaKind]
+    open: bool = False
 
     def as_json(self) -> dict[str, str]:
         """Returns what programs get."""
@@ -69,7 +74,7 @@ class Check:
             outcome = fail(cause, remedy or UNFORESEEN)
         except Exception as failure:
             outcome = fail(error_text(failure), UNFORESEEN)
-        return Finding(self.name, outcome.state, outcome.found, outcome.remedy, self.needed_by)
+        return Finding(self.name, outcome.state, outcome.found, outcome.remedy, self.needed_by, outcome.open)
 
 
 def ok(found: str, remedy: str = "") -> Outcome:
@@ -85,6 +90,11 @@ def warn(found: str, remedy: str) -> Outcome:
 def fail(found: str, remedy: str) -> Outcome:
     """It does not work."""
     return Outcome(State.FAIL, found, remedy)
+
+
+def cannot_be_told(found: str, remedy: str) -> Outcome:
+    """Neither works nor fails: what was asked to be looked at is not there."""
+    return Outcome(State.FAIL, f"cannot be told: {found}", remedy, open=True)
 
 
 def skipped(found: str) -> Outcome:

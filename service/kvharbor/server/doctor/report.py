@@ -21,7 +21,7 @@ def table_of(findings: Sequence[Finding]) -> "RenderableType":
     table = Table(padding=(0, 1, 0, 0))
     for heading in ("check", "state", "found", "what to change"):
         # Folded, not cut short: paths and UUIDs are there to be copied.
-        table.add_column(heading, overflow="fold", no_wrap=heading == "state")
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("check", "state"))
     for _, topic in itertools.groupby(findings, key=lambda finding: finding.check.partition(".")[0]):
         for finding in topic:
             # As text, not as markup: what errors say may have brackets.
@@ -45,4 +45,5 @@ def _verdict(findings: Sequence[Finding], kind: ArenaKind, called: str) -> str:
     in_the_way = obstacles(findings, kind)
     if not in_the_way:
         return f"{called} {kind}: works here"
-    return f"{called} {kind}: does not work here, see {', '.join(found.check for found in in_the_way)}"
+    verdict = "cannot be told" if all(found.open for found in in_the_way) else "does not work here"
+    return f"{called} {kind}: {verdict}, see {', '.join(found.check for found in in_the_way)}"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from kvharbor.server.commands.health import health_state
-from kvharbor.server.doctor.check import ANY_ARENA, Check, Outcome, fail, ok, warn
+from kvharbor.server.doctor.check import ANY_ARENA, Check, Outcome, fail, ok, skipped, warn
 from kvharbor.server.doctor.surroundings import Surroundings
 from kvharbor.server.errors import CommandError, StartupError
 from kvharbor.server.paths import socket_paths
@@ -49,7 +49,7 @@ def _answer(around: Surroundings) -> Outcome:
     try:
         state = health_state(where, timeout_s=_ANSWER_S)
     except CommandError as refused:
-        return warn(str(refused), "start it, or name another socket") if around.socket else ok(str(refused))
+        return warn(str(refused), "start it, or name another socket") if around.socket else skipped(str(refused))
     if state != "SERVING":
         return warn(f"the service at {where} says {state}", "wait; its log says what it is at")
     return ok(f"a service answers at {where}")

@@ -4,11 +4,12 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from kvharbor.client import HarborError, InsufficientMemory, connect
+from kvharbor.client import HarborError, InsufficientMemory, ServiceUnreachable, connect
 from kvharbor.gpumem import DataType, Layout, Mapped
 from kvharbor.gpumem.stamps import STAMP_BYTES, place_in
-from kvharbor.server.doctor.check import ANY_ARENA, UNFORESEEN, Check, Outcome, fail, ok, skipped
+from kvharbor.server.doctor.check import ANY_ARENA, UNFORESEEN, Check, Outcome, cannot_be_told, fail, ok, skipped
 from kvharbor.server.doctor.surroundings import Surroundings
+from kvharbor.server.sizes import format_size
 
 _LAYOUT: Final = Layout.attention("kvharbor-doctor", layers=1, kv_heads=1, head_dim=64, data_type=DataType.UINT8)
 _SIZE_BYTES: Final = 4 * 2**20
@@ -30,7 +31,9 @@ def _attach(socket: str) -> Outcome:
                 # Also where only the mapping failed: by then the service has made the pool.
                 harbor.drop_pool(name)
     except InsufficientMemory as full:
-        return skipped(f"the service has no {_SIZE_BYTES} bytes left to try with: {full}")
+        return skipped(f"the service has no {format_size(_SIZE_BYTES)} left to try with: {full}")
+    except ServiceUnreachable as absent:
+        return cannot_be_told(str(absent), "start the service, or name its socket with --socket")
     except HarborError as refused:
         return fail(str(refused), refused.metadata.get("remedy", "do what the error says"))
 

@@ -12,12 +12,15 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 150, 40, 48
 # Apart from each other for colour-blind readers too (Okabe and Ito).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _OPTIMUM_COLOUR = "#777777"
+# And without any colour: a line of its own each.
+_DASHES = ("", "2 3", "10 3 2 3", "12 4", "4 2", "10 3 2 3 2 3")
+_OPTIMUM_DASH = "6 4"
 _GRID_COUNT = 5
 
 
 def svg(title: str, curves: Sequence[Curve], frame: Frame) -> str:
     """Returns the picture as a document of its own."""
-    colours = cycle(_COLOURS)
+    looks = cycle(zip(_COLOURS, _DASHES, strict=True))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#222222">',
@@ -26,8 +29,8 @@ def svg(title: str, curves: Sequence[Curve], frame: Frame) -> str:
         *_grid(curves, frame),
     ]
     for place, curve in enumerate(curves):
-        colour = _OPTIMUM_COLOUR if curve.policy == OPTIMUM else next(colours)
-        parts += _curve(curve, frame, colour, place)
+        colour, dash = (_OPTIMUM_COLOUR, _OPTIMUM_DASH) if curve.policy == OPTIMUM else next(looks)
+        parts += _curve(curve, frame, colour, dash, place)
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -60,10 +63,10 @@ def _grid(curves: Sequence[Curve], frame: Frame) -> list[str]:
     return parts
 
 
-def _curve(curve: Curve, frame: Frame, colour: str, place: int) -> list[str]:
+def _curve(curve: Curve, frame: Frame, colour: str, dashes: str, place: int) -> list[str]:
     points = [(_across(frame, blocks), _up(frame, ratio)) for blocks, ratio in curve.points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dash = ' stroke-dasharray="6 4"' if curve.policy == OPTIMUM else ""
+    dash = f' stroke-dasharray="{dashes}"' if dashes else ""
     y = _TOP + 10 + 20 * place
     x = _WIDTH - _RIGHT + 16
     return [

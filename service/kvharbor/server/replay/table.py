@@ -13,9 +13,10 @@ def table_of(trace: Trace, outcomes: Sequence[Outcome]) -> Table:
     """Returns a row for each outcome, in their order, in sections of one capacity."""
     best = {one.setting.block_count: one.hit_block_count for one in outcomes if one.setting.policy == OPTIMUM}
     table = Table(title=_title(trace, outcomes), title_justify="left")
-    table.add_column("policy")
-    for heading in ("blocks", "of distinct", "hit blocks", "hit rate", "of optimum", "evictions"):
-        table.add_column(heading, justify="right")
+    table.add_column("policy", no_wrap=True)
+    # Headings of two lines: the table fits into 80 columns, and no figure is cut.
+    for heading in ("blocks", "% of\ndistinct", "hit\nblocks", "hit\nrate", "% of\noptimum", "evictions"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for place, one in enumerate(outcomes, start=1):
         capacity = one.setting.block_count
         is_last = place == len(outcomes) or outcomes[place].setting.block_count != capacity

@@ -1,7 +1,11 @@
 """What is wrong with a trace."""
 
+from typing import Final
+
 from kvharbor.server.errors import CommandError
 
+MISSING: Final = object()
+"""Stands for the value of a field that is not there."""
 _SHOWN_CHARS = 40
 
 
@@ -15,6 +19,9 @@ class BadTrace(CommandError):
         self.value = value
         self.limit = limit
         self.remedy = remedy
+        if value is MISSING:
+            super().__init__(f"{path}, line {line}: {field} is missing; {remedy}")
+            return
         shown = str(value)
         if len(shown) > _SHOWN_CHARS:
             shown = f"{shown[:_SHOWN_CHARS]}…"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvharbor.server.errors import CommandError
-from kvharbor.server.traces.errors import BadTrace
+from kvharbor.server.traces.errors import MISSING, BadTrace
 
 MAX_WHOLE: Final = 1 << 53
 """Whole numbers beyond this are not the same in every reader of JSON."""
@@ -30,6 +30,12 @@ class Line:
         """Returns the error that says what is wrong here."""
         return BadTrace(self.path, self.number, field=field, value=value, limit=limit, remedy=remedy)
 
+    def missing(self, field: str) -> BadTrace:
+        """Returns the error for a line without a field."""
+        return BadTrace(
+            self.path, self.number, field=field, value=MISSING, limit="there", remedy="correct the line or leave it out"
+        )
+
     @property
     def fields(self) -> dict[str, object]:
         """The JSON object that the line is."""
@@ -43,9 +49,14 @@ class Line:
             self._fields = parsed
         return self._fields
 
+    def _value(self, field: str) -> object:
+        if field not in self.fields:
+            raise self.missing(field)
+        return self.fields[field]
+
     def whole(self, field: str, *, least: int = 0, most: int = MAX_WHOLE) -> int:
         """Returns a whole number."""
-        value = self.fields.get(field)
+        value = self._value(field)
         if type(value) is not int or not least <= value <= most:
             raise self.bad(field, value, f"a whole number, {least} to {most}")
         return value
@@ -56,7 +67,7 @@ class Line:
 
     def milliseconds(self, field: str) -> float:
         """Returns a time or duration, a whole number if the line has one."""
-        value = self.fields.get(field)
+        value = self._value(field)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_WHOLE:  # type: ignore[arg-type, operator]
             raise self.bad(field, value, f"milliseconds, 0 to {MAX_WHOLE}")
@@ -68,7 +79,7 @@ class Line:
 
     def listed(self, field: str) -> list[object]:
         """Returns a list, whatever is in it."""
-        value = self.fields.get(field)
+        value = self._value(field)
         if not isinstance(value, list):
             raise self.bad(field, value, "a list")
         return value

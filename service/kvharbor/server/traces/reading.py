@@ -53,6 +53,8 @@ def _read(path: Path, block_tokens: int | None, *, need_blocks: bool) -> Trace:
     size = _block_tokens(path, kind, block_tokens)
     names = Names()
     requests = by_arrival(_requests(islice(chain((first,), lines), kind.header_count, None), kind, size, names))
+    if not requests:
+        raise CommandError(f"{path} has no requests, only a header: name another file")
     return Trace(path.name, size, requests, len(names))
 
 

@@ -13,6 +13,7 @@ import grpc.aio
 
 from kvharbor.client import answers, channel
 from kvharbor.client.address import Address
+from kvharbor.client.aio.recording import Recording
 from kvharbor.client.calls import Call, Repeat
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost, Unavailable
 from kvharbor.client.options import Options
@@ -60,7 +61,13 @@ class Link:
         if address.side_path is None:
             return cls(address, options, None, None)
         opening = asyncio.ensure_future(
-            asyncio.to_thread(SideSocket.open, address.side_path, options.hello(), timeout_s=options.timeout_s)
+            asyncio.to_thread(
+                SideSocket.open,
+                address.side_path,
+                options.hello(),
+                timeout_s=options.timeout_s,
+                service=address.text,
+            )
         )
         try:
             side, session = await asyncio.shield(opening)
@@ -85,6 +92,7 @@ class Link:
         not be.
         """
         self.require_open()
+        channel.require_leader(self.options)
         timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
         until_s = time.monotonic() + timeout_s
         tries = channel.Tries(call, has_side=self.side is not None)
@@ -117,9 +125,18 @@ class Link:
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""
         self.require_open()
+        channel.require_leader(self.options)
         self.standing.require(self.standing.epochs)
         stream = self._stubs.cache.Watch(request, metadata=channel.session_metadata(self.session))
         return Watch(stream, self, request.start_revision)
+
+    async def record(self, request: cache.RecordRequest) -> Recording:
+        """Opens a recording, which has begun then."""
+        self.require_open()
+        channel.require_leader(self.options)
+        self.standing.require(self.standing.epochs)
+        stream = self._stubs.cache.Record(request, metadata=channel.session_metadata(self.session))
+        return await Recording.begun(stream, self)
 
     async def on_side(self, use: Callable[[SideSocket], T]) -> T:
         """Returns what `use` gets from the side socket in a thread, from the next one if that ends on the way."""

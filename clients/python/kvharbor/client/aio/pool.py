@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
-from kvharbor.client import answers, releases
+from kvharbor.client import answers, releases, traffic
 from kvharbor.client.aio.link import Link, Watch
 from kvharbor.client.aio.ordering import wait_for
+from kvharbor.client.aio.recording import Recording
 from kvharbor.client.aio.sequence import Sequence
 from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
@@ -23,9 +24,10 @@ from kvharbor.v1 import cache_service_pb2 as cache
 class PoolHandle:
     """A pool by name, without its memory: what tools and operators use. Tasks may share it."""
 
-    def __init__(self, link: Link, pool_id: str, name: str) -> None:
+    def __init__(self, link: Link, pool_id: str, name: str, tenant: str) -> None:
         self.id = pool_id
         self.name = name
+        self.tenant = tenant
         self.link = link
         self.calls = PoolCalls(pool_id)
 
@@ -104,6 +106,10 @@ class PoolHandle:
         """Streams the pool's index and its changes; from 0 the index comes first."""
         return self.link.watch(self.calls.watch(start_revision))
 
+    async def record(self) -> Recording:
+        """Streams the pool's requests as they end, for administrators, for a trace: never what they say."""
+        return await self.link.record(self.calls.record())
+
 
 class Pool(PoolHandle):
     """An open pool with its memory mapped. Ends with its harbor. Tasks may share it.
@@ -122,7 +128,7 @@ class Pool(PoolHandle):
         asked_bytes: int = 0,
         order: StreamOrder = NO_ORDER,
     ) -> None:
-        super().__init__(link, memory.pool_id, name)
+        super().__init__(link, memory.pool_id, name, link.session.tenant if link.session else "")
         self.memory = memory
         self.asked_bytes = asked_bytes
         self.created = created
@@ -158,6 +164,7 @@ class Pool(PoolHandle):
         request_id: str | None = None,
         group: str = "",
         wait_s: float = 0.0,
+        pending_wait_s: float = 0.0,
     ) -> Sequence:
         """Matches a prompt, holds what is there and reserves the rest, in one step.
 
@@ -165,6 +172,10 @@ class Pool(PoolHandle):
         logits; 0 no reuse. `wait_s` is how long to wait for room. Idempotent by `request_id` while the sequence
         lives; without one it gets its own, so that a call that is cancelled or runs out of time leaves nothing
         held [C4].
+
+        `pending_wait_s` is how long to wait, before that, for what another session is computing of the prompt: until
+        it has committed that, or is gone or has committed nothing for 2 s. Whatever ends the wait, what is not there
+        then is the caller's to compute. `pending` of the sequence tells what others are computing of it.
 
         Raises RequestTooLarge when it can never fit, PoolExhausted when it does not fit now.
         """
@@ -174,13 +185,17 @@ class Pool(PoolHandle):
             extra_keys=extra_keys,
             request_id=request_id,
             wait_s=wait_s,
+            pending_wait_s=pending_wait_s,
             reserve_tokens=reserve_tokens,
             max_cached_tokens=max_cached_tokens,
             group=group,
         )
 
         def granted(reply: cache.AllocateResponse) -> Sequence:
-            return Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
+            sequence = Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
+            sequence.miss = traffic.miss(reply)
+            sequence.pending = answers.pending(reply)
+            return sequence
 
         return await self.link.run(call, take=granted)
 

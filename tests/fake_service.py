@@ -265,6 +265,8 @@ class FakeService:
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
         if method != "Resume" and not self.held.resumed:
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "RESUME_REQUIRED")
+        if method == "Handoff" and request.commit.sequence_id not in self.sequences:
+            abort(context, grpc.StatusCode.NOT_FOUND, "SEQUENCE_NOT_FOUND")
         return self.held.answer(method, request)
 
 

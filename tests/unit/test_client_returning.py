@@ -393,6 +393,26 @@ def test_a_hand_off_without_an_answer_may_be_repeated_or_released(service: FakeS
         assert first == second
 
 
+def test_a_hand_off_that_took_effect_in_a_process_that_died_has_ended_the_sequence(
+    open_harbor: Connect, service: FakeService
+) -> None:
+    """C5: its token has ended with the process, and the next one has nothing of it to give away; the caller is told."""
+    held = open_harbor(service.target).open_pool("p", LAYOUT).allocate(range(20))
+    service.held.refuse_resume[held.id] = types_pb2.ItemStatus(
+        code=9, reason=errors_pb2.ERROR_REASON_STALE_GENERATION, message="not its own any more"
+    )
+
+    def given_and_dead() -> None:
+        service.after.clear()
+        del service.sequences[held.id]
+        service.restart()
+
+    service.after["Handoff"] = given_and_dead
+    with pytest.raises(SequenceLost, match="not its own any more"):
+        held.handoff(20)
+    assert (held.ended, held.leaving) == (True, True)
+
+
 def test_an_unwarm_under_way_is_not_sent_again(service: FakeService, pool: Pool) -> None:
     """C8: a second one would say that there is no such pin."""
     service.after["Unwarm"] = service.restart

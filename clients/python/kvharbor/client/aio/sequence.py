@@ -83,7 +83,9 @@ class Sequence(SequenceState):
             with unanswered(self.leave):
                 return await self._pool.link.run(self._pool.calls.handoff(item), take=self.handed_off)
         except SequenceNotFound:
-            self.require_held()  # it may have been lost while the call waited
+            # It may have been lost while the call waited; or the process that had given it away has ended, with it.
+            self.leave()
+            self.require_held()
             raise
 
     async def release(self) -> None:

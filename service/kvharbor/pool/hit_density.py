@@ -29,7 +29,7 @@ _PATIENCE: Final = 1024
 
 
 class HitDensity:
-    """An EvictionPolicy. O(1) a block, amortised; about 25 bytes a block, and a bounded sample of what was evicted.
+    """An EvictionPolicy. O(1) a block, amortised; about 30 bytes a block beside its queues, and a bounded sample.
 
     A block whose turn comes while it has cached children waits for them, and then stands in front of the queue that the
     last of them stood in [P2].

@@ -208,4 +208,7 @@ def test_memory_that_nobody_owns_is_told_with_its_holders(machine: MadeUpMachine
     machine.write("proc/77/maps", "7f0000000000-7f0000100000 rw-s 00000000 00:01 4242 /memfd:kvharbor (deleted)\n")
     (machine.root / "proc/77/fd").mkdir()
     finding = found_by(memory.checks(machine.surroundings()), "memory.left_behind")
-    assert (finding.state, finding.found) == (State.WARN, "processes 77 map 1.0 MiB of arenas whose owner is gone")
+    assert (finding.state, finding.found) == (
+        State.WARN,
+        "processes map 1.0 MiB of arenas whose owner is gone (77: 1048576 bytes (1.0 MiB))",
+    )

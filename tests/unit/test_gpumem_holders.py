@@ -18,7 +18,7 @@ def test_memory_is_left_when_its_owner_is_gone_and_a_mapping_is_not() -> None:
     assert left_memory().held_bytes == before
     arena.close()
     left = left_memory()
-    assert os.getpid() in left.pids
+    assert dict(left.shares)[os.getpid()] >= 2 * SIZE_BYTES
     assert left.held_bytes - before == 2 * SIZE_BYTES
     second.vacate()
     assert left_memory().held_bytes - before == SIZE_BYTES
@@ -42,26 +42,30 @@ def test_an_arena_that_many_map_counts_once(tmp_path: Path) -> None:
     _process(tmp_path, 4, maps=arena + other + "7f1000000000-7f1000001000 r--p 00000000 08:01 5 /usr/lib/libc.so\n")
     _process(tmp_path, 5, maps="", readable=False)
     (tmp_path / "proc" / "self").mkdir()
-    assert left_memory(tmp_path) == LeftMemory(0x30000, (4, 30))
+    assert left_memory(tmp_path) == LeftMemory(0x30000, ((4, 0x30000), (30, 0x10000)))
 
 
 @pytest.mark.parametrize(
     ("pids", "expected"),
-    [((7,), "7"), ((3, 5), "3, 5"), (tuple(range(18)), ", ".join(map(str, range(16))) + " and 2 more")],
+    [
+        ((7,), "7: 512 bytes"),
+        ((3, 5), "3: 512 bytes, 5: 512 bytes"),
+        (tuple(range(18)), ", ".join(f"{pid}: 512 bytes" for pid in range(16)) + " and 2 more"),
+    ],
 )
 def test_a_long_list_of_processes_is_cut(pids: tuple[int, ...], expected: str) -> None:
     """An error has at most 4 KiB of details."""
-    assert LeftMemory(1, pids).held_by == expected
+    assert LeftMemory(512, tuple((pid, 512) for pid in pids)).held_by == expected
 
 
 def test_a_refusal_names_them() -> None:
     """Every value of the message is in the metadata too."""
-    refusal = InsufficientMemory(10, available_bytes=7, limited_by="MemAvailable").beside(6, "12, 13")
+    refusal = InsufficientMemory(10, available_bytes=7, limited_by="MemAvailable").beside(6, "12: 6 bytes")
     assert refusal.metadata() == {
         "neededBytes": "10",
         "availableBytes": "7",
         "limitedBy": "MemAvailable",
         "heldBytes": "6",
-        "heldBy": "12, 13",
+        "heldBy": "12: 6 bytes",
     }
-    assert "processes 12, 13 still map 6 bytes of an earlier epoch" in str(refusal)
+    assert "processes still map 6 bytes of an earlier epoch (12: 6 bytes)" in str(refusal)

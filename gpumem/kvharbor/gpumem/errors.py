@@ -260,7 +260,7 @@ class InsufficientMemory(GpumemError):
     def beside(self, held_bytes: int, held_by: str) -> "InsufficientMemory":
         """Returns the error that names the processes too that still map so many bytes of an earlier epoch."""
         remedy = (
-            f"processes {held_by} still map {exact_size(held_bytes)} of an earlier epoch; come again when they have "
+            f"processes still map {exact_size(held_bytes)} of an earlier epoch ({held_by}); come again when they have "
             f"let go, or end them; otherwise {self._remedy}"
         )
         refusal = InsufficientMemory(

@@ -4,9 +4,12 @@ A memfd lives as long as anybody maps it: when the owner of an arena has died, t
 memory, and the next owner may find no room beside it.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvharbor.gpumem.amounts import exact_size
 
 _ARENA_NAME = "/memfd:kvharbor"
 _LONGEST_LIST = 16
@@ -14,16 +17,19 @@ _LONGEST_LIST = 16
 
 @dataclass(frozen=True, slots=True)
 class LeftMemory:
-    """Bytes of arenas that no process has a descriptor of, and the processes that map them, in order."""
+    """Bytes of arenas that no process has a descriptor of, and how many of them each process maps, most first.
+
+    Several may map the same ones: the shares sum to `held_bytes` or more.
+    """
 
     held_bytes: int
-    pids: tuple[int, ...]
+    shares: tuple[tuple[int, int], ...]
 
     @property
     def held_by(self) -> str:
-        """The processes for people, at most 16 of them."""
-        shown = ", ".join(str(pid) for pid in self.pids[:_LONGEST_LIST])
-        return shown if len(self.pids) <= _LONGEST_LIST else f"{shown} and {len(self.pids) - _LONGEST_LIST} more"
+        """Process ids for people, each with what it maps, at most 16 of them."""
+        shown = ", ".join(f"{pid}: {exact_size(share)}" for pid, share in self.shares[:_LONGEST_LIST])
+        return shown if len(self.shares) <= _LONGEST_LIST else f"{shown} and {len(self.shares) - _LONGEST_LIST} more"
 
 
 def left_memory(root: Path = Path("/")) -> LeftMemory:
@@ -34,13 +40,13 @@ def left_memory(root: Path = Path("/")) -> LeftMemory:
     processes = [entry for entry in (root / "proc").iterdir() if entry.name.isdigit()]
     owned = {inode for process in processes for inode in _open_arenas(process)}
     held_bytes: dict[int, int] = {}
-    pids = set()
+    shares: Counter[int] = Counter()
     for process in processes:
         for inode, size_bytes in _mapped_arenas(process).items():
             if inode not in owned:
                 held_bytes[inode] = max(size_bytes, held_bytes.get(inode, 0))
-                pids.add(int(process.name))
-    return LeftMemory(sum(held_bytes.values()), tuple(sorted(pids)))
+                shares[int(process.name)] += size_bytes
+    return LeftMemory(sum(held_bytes.values()), tuple(shares.most_common()))
 
 
 def _open_arenas(process: Path) -> Iterator[int]:

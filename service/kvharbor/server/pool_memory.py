@@ -95,7 +95,7 @@ def naming_left_memory() -> Iterator[None]:
         yield
     except InsufficientMemory as refusal:
         left = left_memory()
-        raise (refusal.beside(left.held_bytes, left.held_by) if left.pids else refusal) from None
+        raise (refusal.beside(left.held_bytes, left.held_by) if left.shares else refusal) from None
 
 
 def pool_with_ledger(config: PoolConfig, name: str, cancelled: Callable[[], bool]) -> tuple[Pool, LedgerMemory]:

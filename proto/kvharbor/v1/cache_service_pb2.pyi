@@ -389,6 +389,7 @@ class CommitItem(google.protobuf.message.Message):
     WRITTEN_FIELD_NUMBER: builtins.int
     SWITCHED_POSITIONS_FIELD_NUMBER: builtins.int
     KNOWN_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    APPENDED_FIELD_NUMBER: builtins.int
     sequence_id: builtins.str
     """The handle."""
     computed_tokens: builtins.int
@@ -418,6 +419,13 @@ class CommitItem(google.protobuf.message.Message):
         table by the canonical block; it touches the shadow no more.
         """
 
+    @property
+    def appended(self) -> kvharbor.v1.types_pb2.BlockTable:
+        """Blocks that the session has leased, to append to the table before anything
+        else, in order. Those that are in the table already are skipped, so that a
+        repeated commit appends nothing twice. BLOCK_NOT_HELD for any other.
+        """
+
     def __init__(
         self,
         *,
@@ -428,9 +436,10 @@ class CommitItem(google.protobuf.message.Message):
         written: kvharbor.v1.types_pb2.BlockTable | None = ...,
         switched_positions: collections.abc.Iterable[builtins.int] | None = ...,
         known_token_count: builtins.int | None = ...,
+        appended: kvharbor.v1.types_pb2.BlockTable | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_known_token_count", b"_known_token_count", "known_token_count", b"known_token_count", "written", b"written"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_known_token_count", b"_known_token_count", "computed_tokens", b"computed_tokens", "extra_keys", b"extra_keys", "known_token_count", b"known_token_count", "new_token_ids", b"new_token_ids", "sequence_id", b"sequence_id", "switched_positions", b"switched_positions", "written", b"written"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_known_token_count", b"_known_token_count", "appended", b"appended", "known_token_count", b"known_token_count", "written", b"written"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_known_token_count", b"_known_token_count", "appended", b"appended", "computed_tokens", b"computed_tokens", "extra_keys", b"extra_keys", "known_token_count", b"known_token_count", "new_token_ids", b"new_token_ids", "sequence_id", b"sequence_id", "switched_positions", b"switched_positions", "written", b"written"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_known_token_count", b"_known_token_count"]) -> typing.Literal["known_token_count"] | None: ...
 
 Global___CommitItem: typing_extensions.TypeAlias = CommitItem
@@ -809,13 +818,25 @@ class ResumeRequest(google.protobuf.message.Message):
     POOL_ID_FIELD_NUMBER: builtins.int
     SEQUENCES_FIELD_NUMBER: builtins.int
     COMPLETE_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """From OpenPool."""
     complete: builtins.bool
     """Whether this is the last of these calls for the pool."""
+    version: builtins.str
+    """The session's version, as by BumpNamespace. Unset: as it was with an earlier
+    one of these calls, at first empty.
+    """
     @property
     def sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldSequence]:
         """Each once. Independent of one another."""
+
+    @property
+    def blocks(self) -> kvharbor.v1.types_pb2.BlockTable:
+        """Blocks that the session holds by itself, as by block calls; any number of
+        times. What each is, reserved, committed or a shadow, the service knows.
+        """
 
     def __init__(
         self,
@@ -823,8 +844,12 @@ class ResumeRequest(google.protobuf.message.Message):
         pool_id: builtins.str = ...,
         sequences: collections.abc.Iterable[Global___HeldSequence] | None = ...,
         complete: builtins.bool = ...,
+        blocks: kvharbor.v1.types_pb2.BlockTable | None = ...,
+        version: builtins.str | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["complete", b"complete", "pool_id", b"pool_id", "sequences", b"sequences"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_version", b"_version", "blocks", b"blocks", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_version", b"_version", "blocks", b"blocks", "complete", b"complete", "pool_id", b"pool_id", "sequences", b"sequences", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
 Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
 
@@ -881,19 +906,26 @@ class ResumeResponse(google.protobuf.message.Message):
 
     RESULTS_FIELD_NUMBER: builtins.int
     RELEASED_BLOCK_COUNT_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     released_block_count: builtins.int
     """Uncommitted blocks that were given back, with `complete`."""
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ResumeResult]:
         """In order of the items."""
 
+    @property
+    def lost(self) -> kvharbor.v1.types_pb2.BlockTable:
+        """Those of the request's `blocks` that are not the session's any more."""
+
     def __init__(
         self,
         *,
         results: collections.abc.Iterable[Global___ResumeResult] | None = ...,
         released_block_count: builtins.int = ...,
+        lost: kvharbor.v1.types_pb2.BlockTable | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["released_block_count", b"released_block_count", "results", b"results"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lost", b"lost"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lost", b"lost", "released_block_count", b"released_block_count", "results", b"results"]) -> None: ...
 
 Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse
 

@@ -106,7 +106,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_INSUFFICIENT_MEMORY: _ErrorReason.ValueType  # 39
     """FAILED_PRECONDITION. Not enough memory is left for the pool.
     Metadata: neededBytes, availableBytes, limitedBy; heldBytes and heldBy
-    (process ids) where programs still map memory of an earlier epoch.
+    (process ids, each with what it maps) where programs still map memory of an
+    earlier epoch.
     """
     ERROR_REASON_RESUME_REQUIRED: _ErrorReason.ValueType  # 40
     """FAILED_PRECONDITION. The service's process was replaced, and the session
@@ -135,6 +136,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_UPGRADE_FAILED: _ErrorReason.ValueType  # 46
     """FAILED_PRECONDITION. The process that was to take over does not start; the
     one before goes on. Metadata: cause.
+    """
+    ERROR_REASON_BLOCK_NOT_HELD: _ErrorReason.ValueType  # 47
+    """FAILED_PRECONDITION. The session does not hold that block by itself, or not
+    in the state that the call needs. Metadata: blockId, generation, remedy.
     """
     ERROR_REASON_POOL_EXHAUSTED: _ErrorReason.ValueType  # 50
     """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.
@@ -271,7 +276,8 @@ Metadata: sequenceId.
 ERROR_REASON_INSUFFICIENT_MEMORY: ErrorReason.ValueType  # 39
 """FAILED_PRECONDITION. Not enough memory is left for the pool.
 Metadata: neededBytes, availableBytes, limitedBy; heldBytes and heldBy
-(process ids) where programs still map memory of an earlier epoch.
+(process ids, each with what it maps) where programs still map memory of an
+earlier epoch.
 """
 ERROR_REASON_RESUME_REQUIRED: ErrorReason.ValueType  # 40
 """FAILED_PRECONDITION. The service's process was replaced, and the session
@@ -300,6 +306,10 @@ Metadata: devices, currentDevices.
 ERROR_REASON_UPGRADE_FAILED: ErrorReason.ValueType  # 46
 """FAILED_PRECONDITION. The process that was to take over does not start; the
 one before goes on. Metadata: cause.
+"""
+ERROR_REASON_BLOCK_NOT_HELD: ErrorReason.ValueType  # 47
+"""FAILED_PRECONDITION. The session does not hold that block by itself, or not
+in the state that the call needs. Metadata: blockId, generation, remedy.
 """
 ERROR_REASON_POOL_EXHAUSTED: ErrorReason.ValueType  # 50
 """RESOURCE_EXHAUSTED, with RetryInfo. The request does not fit now.

@@ -71,6 +71,7 @@ class SideRequest(google.protobuf.message.Message):
 
     HELLO_FIELD_NUMBER: builtins.int
     ATTACH_FIELD_NUMBER: builtins.int
+    ATTACH_STATUS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> Global___Hello:
         """First message on every side socket."""
@@ -79,15 +80,20 @@ class SideRequest(google.protobuf.message.Message):
     def attach(self) -> Global___Attach:
         """Asks for the memory of a pool."""
 
+    @property
+    def attach_status(self) -> Global___AttachStatus:
+        """Asks for the status page of a pool."""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         attach: Global___Attach | None = ...,
+        attach_status: Global___AttachStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["attach", b"attach", "hello", b"hello", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attach", b"attach", "hello", b"hello", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["request", b"request"]) -> typing.Literal["hello", "attach"] | None: ...
+    def HasField(self, field_name: typing.Literal["attach", b"attach", "attach_status", b"attach_status", "hello", b"hello", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attach", b"attach", "attach_status", b"attach_status", "hello", b"hello", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["request", b"request"]) -> typing.Literal["hello", "attach", "attach_status"] | None: ...
 
 Global___SideRequest: typing_extensions.TypeAlias = SideRequest
 
@@ -101,6 +107,7 @@ class SideResponse(google.protobuf.message.Message):
     ATTACHED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     WARM_TASKS_PENDING_FIELD_NUMBER: builtins.int
+    STATUS_ATTACHED_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> Global___Welcome:
         """Answers Hello."""
@@ -117,6 +124,10 @@ class SideResponse(google.protobuf.message.Message):
     def warm_tasks_pending(self) -> Global___WarmTasksPending:
         """A notice."""
 
+    @property
+    def status_attached(self) -> Global___StatusAttached:
+        """Answers AttachStatus. Carries a file descriptor."""
+
     def __init__(
         self,
         *,
@@ -124,10 +135,11 @@ class SideResponse(google.protobuf.message.Message):
         attached: Global___Attached | None = ...,
         refused: Global___Refused | None = ...,
         warm_tasks_pending: Global___WarmTasksPending | None = ...,
+        status_attached: Global___StatusAttached | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "warm_tasks_pending", b"warm_tasks_pending", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "warm_tasks_pending", b"warm_tasks_pending", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["response", b"response"]) -> typing.Literal["welcome", "attached", "refused", "warm_tasks_pending"] | None: ...
+    def HasField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "status_attached", b"status_attached", "warm_tasks_pending", b"warm_tasks_pending", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attached", b"attached", "refused", b"refused", "response", b"response", "status_attached", b"status_attached", "warm_tasks_pending", b"warm_tasks_pending", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["response", b"response"]) -> typing.Literal["welcome", "attached", "refused", "warm_tasks_pending", "status_attached"] | None: ...
 
 Global___SideResponse: typing_extensions.TypeAlias = SideResponse
 
@@ -424,6 +436,53 @@ class DeviceMemory(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["chunk_bytes", b"chunk_bytes", "device", b"device", "exporter_pid", b"exporter_pid", "ipc_handle", b"ipc_handle", "offset_bytes", b"offset_bytes"]) -> None: ...
 
 Global___DeviceMemory: typing_extensions.TypeAlias = DeviceMemory
+
+@typing.final
+class AttachStatus(google.protobuf.message.Message):
+    """Asks for the status page of a pool that this session has opened."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id"]) -> None: ...
+
+Global___AttachStatus: typing_extensions.TypeAlias = AttachStatus
+
+@typing.final
+class StatusAttached(google.protobuf.message.Message):
+    """A page of memory to map for reading, which shows how a pool stands without a
+    call. Words of eight bytes in the machine's byte order; each is there whole,
+    but they do not change together. It stays the same one through a restart of
+    the service's process, in which it stands still.
+
+      0  1: the version of this list
+      1  the epoch, its digits read as a hexadecimal number
+      2  revision: rises with every change
+      3  blocks to be had: free and cached ones, less what is promised
+      4  recalls so far: when it rises, give back leased blocks that are not in use
+      5  calls that wait for room
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """Of what."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id"]) -> None: ...
+
+Global___StatusAttached: typing_extensions.TypeAlias = StatusAttached
 
 @typing.final
 class WarmTasksPending(google.protobuf.message.Message):

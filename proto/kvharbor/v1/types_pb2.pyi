@@ -300,20 +300,30 @@ class NamespaceKey(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     SALT_FIELD_NUMBER: builtins.int
+    SCHEME_FIELD_NUMBER: builtins.int
     version: builtins.str
-    """The caller's name for its weights' version."""
+    """The caller's name for its weights' version. Empty: the session's, which is
+    the empty one until BumpNamespace.
+    """
     adapter: builtins.str
     """LoRA adapter or the like."""
     salt: builtins.bytes
     """Separates users whose prompts must not meet. At most 256 bytes."""
+    scheme: builtins.str
+    """Empty: blocks are known by their tokens and extra keys, exactly. Otherwise
+    by opaque 32-byte keys that the caller computes, each for its block and all
+    before it; this names how, seed included, e.g. "vllm/sha256". Only block
+    calls take such a namespace. Its hits are as good as the caller's hash.
+    """
     def __init__(
         self,
         *,
         version: builtins.str = ...,
         adapter: builtins.str = ...,
         salt: builtins.bytes = ...,
+        scheme: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "salt", b"salt", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "salt", b"salt", "scheme", b"scheme", "version", b"version"]) -> None: ...
 
 Global___NamespaceKey: typing_extensions.TypeAlias = NamespaceKey
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from crossing import Crossing
+from keeping import SCHEMES
 
 from kvharbor.pool import PoolConfig
 
@@ -110,8 +111,46 @@ ACTIONS = [
         {"which": range(24), "is_stale": [False, False, True], "is_held": [False, False, True]},
     ),
     Action("evict_unheld", 1, lambda world: not world.operator),
+    Action("retire", 2, lambda world: not world.operator, {"which": WHICH}),
     Action("lookup", 1, lambda world: not world.operator, {"which": WHICH, "tokens": PROMPTS}),
     Action("expire", 1, lambda world: not world.operator),
+    Action(
+        "acquire",
+        5,
+        lambda world: world.idle(),
+        {
+            "which": WHICH,
+            "scheme": SCHEMES,
+            "tokens": PROMPTS,
+            "extras": EXTRAS,
+            "more": [0, 0, 1, 2, 3],
+            "computes": YES_OR_NO,
+        },
+    ),
+    Action("lease", 2, lambda world: world.idle(), {"which": WHICH, "least": range(4), "more": range(3)}),
+    Action(
+        "commit_blocks",
+        8,
+        lambda world: world.leasing(),
+        {"which": WHICH, "scheme": SCHEMES, "place": WHICH, "tokens": PROMPTS, "extras": EXTRAS},
+    ),
+    Action(
+        "append",
+        2,
+        lambda world: world.appending(),
+        {"which": WHICH, "count": range(1, 4), "new": NEW_TOKENS, "keep": range(4)},
+    ),
+    Action(
+        "release_blocks",
+        5,
+        lambda world: world.keeping(),
+        {
+            "which": WHICH,
+            "places": [[0], [1], [5, 4, 3, 2], [0, 1, 2, 3], [*range(12)], [*range(11, -1, -1)]],
+            "is_stale": [False, False, False, True],
+        },
+    ),
+    Action("invalidate", 2, lambda world: world.reading(), {"which": WHICH, "place": WHICH}),
     Action("lose_session", 1, lambda world: world.idle(), {"which": WHICH}),
     Action("scribble", 1, lambda world: world.lost(), {"which": WHICH}),
     Action("prove_writers_quiet", 1, lambda world: world.lost(), {"which": WHICH}),

@@ -1,7 +1,8 @@
 """Calls that cross sessions or belong to none: forks, hand-offs, pins, eviction, time, and the end of sessions."""
 
 import pytest
-from interleaving import FULL, TENANTS, Interleaving, encode
+from interleaving import FULL, TENANTS, encode
+from keeping import Keeping
 from workers import Reader, Worker
 
 from kvharbor.pool import Fork, Prompt, Warmed
@@ -17,7 +18,7 @@ from kvharbor.pool.errors import (
 from kvharbor.pool.steps import finish
 
 
-class Crossing(Interleaving):
+class Crossing(Keeping):
     """All that may happen to a pool."""
 
     # Copies
@@ -113,7 +114,7 @@ class Crossing(Interleaving):
             assert warmed.pinned_tokens + warmed.missing_tokens == len(whole)
             view = warmed.sequence
             if view is not None and worker is not None and view.number not in worker.readers:
-                fresh = Reader(view.number, (tenant, "", "", b""), list(whole), {}, [], 0)
+                fresh = Reader(view.number, (tenant, "", "", b"", ""), list(whole), {}, [], 0)
                 worker.readers[view.number] = self.harbour.reader(view, fresh)
 
         steps = self.pool.warmup(
@@ -141,6 +142,9 @@ class Crossing(Interleaving):
 
     def evict_unheld(self) -> None:
         self.begin(None, self.pool.evict_unheld())
+
+    def retire(self, which: int) -> None:
+        self.begin(None, self.pool.retire_version(TENANTS[which % len(TENANTS)], ""))
 
     def lookup(self, which: int, tokens: list[int]) -> None:
         self.begin(None, self.pool.lookup(TENANTS[which % len(TENANTS)], Prompt(encode(tokens))))
@@ -186,6 +190,7 @@ class Crossing(Interleaving):
         worker = self.lost()[which % len(self.lost())]
         expected = sum(1 for reader in worker.readers.values() if not worker.is_copying(reader))
         worker.readers.clear()
+        worker.own.clear()
 
         def ended(count: int) -> None:
             assert count == expected
@@ -205,6 +210,7 @@ class Crossing(Interleaving):
                 number, _ = one.readers.popitem()
                 assert finish(pool.release(one.session, number)) == 1
             one.readers.clear()
+            one.own.clear()
             if one.session in state.sessions:
                 finish(pool.session_quiet(one.session))
         self.harbour.given.clear()
@@ -219,6 +225,6 @@ class Crossing(Interleaving):
         assert not any(one.committed_block_count or one.sequence_count for one in stats.tenants)
         assert all(awaited.moved for awaited in self.waiting), "[W3] somebody waits for nobody"
         left = (state.namespaces, state.sessions, state.handoffs, state.pins, state.in_flight, state.ending_pins)
-        flights = (state.writers.by_key, state.awaiting.by_key)
-        assert [len(one) for one in (*left, *flights, state.blocks.canonical)] == [0] * 9
+        flights = (state.writers.by_key, state.awaiting.by_key, state.marks.by_progress, state.marks.by_session)
+        assert [len(one) for one in (*left, *flights, state.blocks.canonical)] == [0] * 11
         assert state.claimed == 0

@@ -132,7 +132,7 @@ class Interleaving:
             view = finish(self.pool.allocate(worker.session, Prompt(encode(tokens)), reserve_tokens=reserve))
         except FULL:
             return
-        reader = Reader(view.number, (worker.tenant, "", "", b""), list(tokens), {}, [], 0)
+        reader = Reader(view.number, (worker.tenant, "", "", b"", ""), list(tokens), {}, [], 0)
         self.harbour.reader(view, reader)
         asked = self.compute(reader, [], {}, keep=0, names_blocks=True)
         self.take_shadows(reader, finish(self.pool.commit(worker.session, view.number, asked)))
@@ -168,7 +168,7 @@ class Interleaving:
                 assert known.asked == asked, "[G4] another request was taken for a retry"
                 assert (view.number, list(view.block_ids)) == (known.number, known.table)
                 return
-            namespace = (worker.tenant, "", "", salt)
+            namespace = (worker.tenant, "", "", salt, "")
             fresh = Reader(view.number, namespace, list(tokens), dict(extras), [], 0, asked=asked)
             assert view.cached_tokens <= (len(tokens) - 1 if most is None else most)
             worker.readers[view.number] = self.harbour.reader(view, fresh)

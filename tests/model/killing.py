@@ -12,7 +12,7 @@ from interleaving import encode
 from journal import Journal, WatchedMemory, watch
 from workers import Harbour, Reader, Stamp, extra_keys
 
-from kvharbor.pool import POLICIES, Held, Ledger, Pool, PoolConfig, Prompt, ledger_bytes
+from kvharbor.pool import POLICIES, BlockRun, Held, Ledger, Pool, PoolConfig, Prompt, ledger_bytes
 from kvharbor.pool.steps import finish
 
 FIRST_NUMBER, FIRST_REVISION = 1 << 40 | 1, 1 << 40
@@ -28,18 +28,31 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What one session knows at that moment of the blocks that it holds by itself: all but the uncertain are there."""
+
+    session: int
+    blocks: BlockRun
+    expected: dict[int, Stamp]
+    uncertain: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Index:
-    """The committed blocks with their generations, and all generations."""
+    """The committed blocks with their generations, which of them may go by a retirement, and all generations."""
 
     blocks: frozenset[tuple[int, int]]
+    doomed: frozenset[tuple[int, int]]
     generations: tuple[int, ...]
 
 
 def index_of(pool: Pool) -> Index:
     state = pool._state
-    generation = state.blocks.generation
-    committed = {(block, generation[block]) for block in range(len(generation)) if state.tree.contains(block)}
-    return Index(frozenset(committed), tuple(generation))
+    generation, refs = state.blocks.generation, state.blocks.refs
+    committed = [block for block in range(len(generation)) if state.tree.contains(block)]
+    doomed = [block for block in committed if state.tree.namespace_of(block).is_retired and not refs[block]]
+    kept, going = [frozenset((block, generation[block]) for block in blocks) for blocks in (committed, doomed)]
+    return Index(kept, going, tuple(generation))
 
 
 class Killing(Crossing):
@@ -58,13 +71,15 @@ class Killing(Crossing):
         self.journal.clear({})
         self.kill_count = 0
 
-    def knowledge(self) -> list[Known]:
-        """What each client that may call knows of its sequences."""
-        found = []
+    def knowledge(self) -> list[Known | Kept]:
+        """What each client that may call knows of its sequences, and of what it holds itself."""
+        found: list[Known | Kept] = []
         for worker in self.harbour.workers:
             owner = self.pool._state.sessions.get(worker.session)
             if owner is None or worker.is_lost:
                 continue
+            expected = {block: own.stamp for block, own in worker.own.items() if own.stamp is not None}
+            found.append(Kept(worker.session, self.run(worker, worker.own), expected, frozenset(worker.uncertain)))
             for reader in worker.readers.values():
                 live = owner.sequences.get(reader.number)
                 if live is not None:
@@ -138,7 +153,8 @@ class Successor:
         found = index_of(self.pool)
         assert self.pool.recovered_from is not None
         assert self.pool.recovered_from.torn_block_count == 0, "[L2] a word was there before its record"
-        assert before.blocks & after.blocks <= found.blocks, "[G7] a committed block is lost"
+        kept = (before.blocks & after.blocks) - before.doomed - after.doomed
+        assert kept <= found.blocks, "[G7] a committed block is lost"
         assert found.blocks <= before.blocks | after.blocks, "[G1] a block from nowhere"
         self.check_bytes(published)
         assert all(now >= then for now, then in zip(found.generations, before.generations, strict=True)), "[L6]"
@@ -169,21 +185,24 @@ class Successor:
             again.check_invariants()
             assert index_of(again).blocks == expected
 
-    def check_killed_while_resuming(self, known: list[Known], lost: set[int]) -> None:
+    def check_killed_while_resuming(self, known: list[Known | Kept], lost: set[int]) -> None:
         """[L12] A kill after any store of the sessions' return: each resumes once more, as it was before."""
         image = bytearray(self.first_image)
         journal = Journal(image, lambda: None)
         pool = self._recovered(image, journal)
         journal.clear(self.memory)
         for one in known:
-            finish(pool.resume(one.session, one.held))
+            if isinstance(one, Kept):
+                finish(pool.resume_blocks(one.session, one.blocks))
+            else:
+                finish(pool.resume(one.session, one.held))
         for session in self.sessions:
             if session not in lost:
                 finish(pool.finish_resume(session))
         for half_done, memory, _ in journal.prefixes():
             Successor(self.config, half_done, self.sessions, memory).check_sessions(known, lost)
 
-    def check_sessions(self, known: list[Known], lost: set[int]) -> None:
+    def check_sessions(self, known: list[Known | Kept], lost: set[int]) -> None:
         """Others fill all room, then each session resumes and reads what it has; then everything is given back."""
         pool = self.pool
         hog = max(self.sessions, default=0) + 1
@@ -194,7 +213,10 @@ class Successor:
             self.memory |= dict.fromkeys(view.block_ids, ("hog",))
         pool.check_invariants()
         for one in known:
-            self._resume(one)
+            if isinstance(one, Kept):
+                self._resume_blocks(one)
+            else:
+                self._resume(one)
         for session in self.sessions:
             if session not in lost:
                 finish(pool.finish_resume(session))
@@ -232,6 +254,19 @@ class Successor:
         assert found == one.expected, "[G3] a block was reused while a session held it"
         again = finish(self.pool.resume(one.session, held))
         assert (again.view, again.committed_tokens) == (view, resumed.committed_tokens)
+
+    def _resume_blocks(self, one: Kept) -> None:
+        """Each block that is still its own is there as it was, at the first time and again."""
+        lost = finish(self.pool.resume_blocks(one.session, one.blocks))
+        self.pool.check_invariants()
+        gone = set(lost.block_ids)
+        assert gone <= one.uncertain, "[B7] a block that a session held is lost"
+        owner = self.pool._state.sessions[one.session].blocks
+        named = set(one.blocks.block_ids) - gone
+        assert named == owner.leased | owner.shadows | (owner.behind.keys() - owner.lingering), "[B7]"
+        for block in named & one.expected.keys():
+            assert self.memory[block] == one.expected[block], "[G3] a block was reused while a session held it"
+        assert finish(self.pool.resume_blocks(one.session, one.blocks)) == lost
 
 
 def walk(seed: int, steps: int) -> Killing:

@@ -38,6 +38,7 @@ class NaivePool:
         self.holders: dict[Path, int] = {}
         self.pins: dict[str, list[Path]] = {}
         self.release_order: list[Path] = []
+        self.retired: set[str] = set()
         self.sequences: list[NaiveSequence] = []
         self.lost: list[NaiveSequence] = []
         self.evicted = 0
@@ -117,10 +118,14 @@ class NaivePool:
 
     def _maybe_cached(self, path: Path) -> None:
         if not self.holders[path] and path not in self.pinned():
-            self.release_order.append(path)
+            if path[0] in self.retired:
+                del self.holders[path]
+            else:
+                self.release_order.append(path)
 
     def allocate(self, session: int, namespace: str, tokens: list[int], reserve: int, max_cached: int) -> NaiveSequence:
         size = self.block_tokens
+        self.retired.discard(namespace)
         matched = min(self.present(namespace, tokens), max_cached // size)
         block_count = -(-(len(tokens) + reserve) // size)
         sequence = NaiveSequence(session, namespace, list(tokens), block_count, matched * size, matched * size, matched)
@@ -216,6 +221,15 @@ class NaivePool:
         for path in reversed(self.pins.pop(name)):
             if path not in self.pinned():
                 self._maybe_cached(path)
+
+    def retire(self, namespaces: set[str]) -> None:
+        """Keeps nothing of these namespaces that nobody holds, until one is used anew."""
+        self.retired |= namespaces
+        for path in [path for path in self.release_order if path[0] in namespaces]:
+            self.release_order.remove(path)
+            del self.holders[path]
+        for name in [name for name, paths in self.pins.items() if paths[0][0] in namespaces]:
+            self.unpin(name)
 
     def evict_all(self) -> int:
         gone = len(self.release_order)

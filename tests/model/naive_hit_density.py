@@ -6,7 +6,8 @@ from kvharbor.pool import hit_density
 from kvharbor.pool.hit_density import HitDensity
 from kvharbor.pool.tree import PrefixTree
 
-KINDS = 8
+USES = 8
+KINDS = 16 * USES
 AGES = 40
 
 
@@ -27,6 +28,7 @@ class NaiveReuse:
         self.releases = [0.0] * KINDS
         self.hits = [[0.0] * AGES for _ in range(KINDS)]
         self.seen: list[tuple[float, list[float]]] = [(0.0, [0.0] * AGES)] * KINDS
+        self.class_count = 1
         self.seen_at = 0
 
     def reused(self, content: int, now: int) -> None:
@@ -44,9 +46,24 @@ class NaiveReuse:
         self.seen_at = now
         oldest = now - 8 * self.block_count
         self.followed = {content: one for content, one in self.followed.items() if one[1] >= oldest}
-        self.seen = [(self.releases[kind], list(self.hits[kind])) for kind in range(KINDS)]
+        self.seen = [self.with_prior(kind) for kind in range(KINDS)]
         self.releases = [count * 0.98 for count in self.releases]
         self.hits = [[count * 0.98 for count in hits] for hits in self.hits]
+
+    def with_prior(self, kind: int) -> tuple[float, list[float]]:
+        """A class that is new is like the one without hints: 32 releases of that one count for its own."""
+        like = kind % USES
+        if kind == like or not self.releases[like]:
+            return self.releases[kind], list(self.hits[kind])
+        share = min(32 / self.releases[like], 1.0)
+        hits = [own + share * other for own, other in zip(self.hits[kind], self.hits[like], strict=True)]
+        return self.releases[kind] + share * self.releases[like], hits
+
+    def know_class(self, hint_class: int) -> None:
+        while self.class_count <= hint_class:
+            first = self.class_count * USES
+            self.seen[first : first + USES] = self.seen[:USES]
+            self.class_count += 1
 
     def density(self, kind: int, age: int) -> float:
         releases, hits = self.seen[kind]
@@ -73,16 +90,19 @@ class NaiveHitDensity:
         self.released_at: dict[int, int] = {}
         self.waits_for: dict[int, int] = {}
         self.uses: dict[int, int] = {}
+        self.hint_class: dict[int, int] = {}
         self.content: dict[int, int] = {}
         self.remembered: list[dict[int, tuple[int, int]]] = [{}, {}]
         self.remembered_since = 0
         self.reuse = NaiveReuse(block_count)
         self.now = 0
 
-    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes], hint_class: int = 0) -> None:
+        self.reuse.know_class(hint_class)
         for block, digest in zip(blocks, digests, strict=True):
             content = self.content[block] = int.from_bytes(digest[:4], "little")
             self.uses[block] = self.known_uses(content)
+            self.hint_class[block] = hint_class
             self.reuse.reused(content, self.now)
         self.now += len(blocks)
         self.remembered_since += len(blocks)
@@ -100,8 +120,8 @@ class NaiveHitDensity:
 
     def insert_many(self, blocks: Iterable[int]) -> None:
         for block in blocks:
-            self.uses[block] = min(self.uses[block] + 1, KINDS)
-            kind = self.uses[block] - 1
+            self.uses[block] = min(self.uses[block] + 1, USES)
+            kind = self.kind_of(block)
             self.queues[kind].append(block)
             self.released_at[block] = self.now
             self.reuse.released(self.content[block], kind, self.now)
@@ -114,6 +134,9 @@ class NaiveHitDensity:
     def remove_many(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             self.leave(block)
+
+    def kind_of(self, block: int) -> int:
+        return self.hint_class[block] * USES + self.uses[block] - 1
 
     def pop_many(self, block_count: int) -> list[int]:
         victims: list[int] = []
@@ -144,7 +167,7 @@ class NaiveHitDensity:
 
     def leave(self, block: int) -> None:
         del self.released_at[block]
-        kind = self.uses[block] - 1
+        kind = self.kind_of(block)
         for each, queue in enumerate(self.queues):
             if block in queue:
                 queue.remove(block)
@@ -166,9 +189,9 @@ class Compared:
         self.naive = NaiveHitDensity(block_count, tree)
         self.victim_count = self.wait_count = self.ranked_count = 0
 
-    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        self.real.publish_many(blocks, digests)
-        self.naive.publish_many(blocks, digests)
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes], hint_class: int = 0) -> None:
+        self.real.publish_many(blocks, digests, hint_class)
+        self.naive.publish_many(blocks, digests, hint_class)
 
     def insert_many(self, blocks: Iterable[int]) -> None:
         chosen = list(blocks)

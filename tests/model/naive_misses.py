@@ -62,7 +62,7 @@ class NaiveMisses:
         while node < FIRST_ROOT:
             chunks.append(tuple(array("I", tree.content_of(node))))
             node = tree.parent[node]
-        tenant, version, _, salt = tree.namespace_of(block).key
+        tenant, version, _, salt, _ = tree.namespace_of(block).key
         return tenant, version, salt, tuple(reversed(chunks))
 
     def path(self, tenant: str, prompt: Prompt, tokens: list[int], block_count: int) -> Path:
@@ -75,11 +75,13 @@ class NaiveMisses:
         self.now += 1.0
         self.pool.tell_time(self.now)
 
-    def after(self, evicts: int) -> None:
-        """Looks at what is gone: whoever has just called has evicted it."""
+    def after(self, evicts: int, *, retires: bool = False) -> None:
+        """Looks at what is gone: whoever has just called has evicted it, or it was retired."""
         there = self.present()
         for path in self.there - there:
             self.evicted[path] = self.now, evicts
+            if retires:
+                self.seen.discard(path)
         for path in there - self.there:
             self.recomputed += path in self.seen
             self.seen.add(path)
@@ -112,7 +114,12 @@ class NaiveMisses:
         self.tick()
         self.live.remove(one)
         finish(self.pool.release(one.view.session, one.view.number))
-        self.after(one.view.session)
+        self.after(ADMINISTRATOR, retires=True)
+
+    def retire(self, tenant: str, version: str) -> None:
+        self.tick()
+        finish(self.pool.retire_version(tenant, version))
+        self.after(ADMINISTRATOR, retires=True)
 
     def evict_unheld(self) -> None:
         self.tick()
@@ -211,7 +218,9 @@ def walk(seed: int, steps: int, policy: str = "lru") -> NaiveMisses:
 def _step(world: NaiveMisses, chance: random.Random) -> None:
     tokens = [chance.randint(1, 2) for _ in range(chance.choice((2, 4, 6, 7)))]
     prompt = Prompt(encode(tokens), version=chance.choice(("", "v")), salt=chance.choice((b"", b"s")))
-    match chance.choice(("allocate",) * 5 + ("commit",) * 5 + ("release",) * 4 + ("lookup", "lookup", "evict")):
+    match chance.choice(
+        ("allocate",) * 5 + ("commit",) * 5 + ("release",) * 4 + ("lookup", "lookup", "evict", "retire")
+    ):
         case "allocate":
             world.allocate(chance.choice((1, 2, 3)), prompt, tokens, chance.choice((len(tokens), len(tokens) - 1)))
         case "commit" if world.live:
@@ -223,3 +232,5 @@ def _step(world: NaiveMisses, chance: random.Random) -> None:
             world.lookup(chance.choice(("t", "u")), prompt, tokens)
         case "evict" if not chance.randrange(6):
             world.evict_unheld()
+        case "retire" if not chance.randrange(3):
+            world.retire(chance.choice(("t", "u")), prompt.version)

@@ -14,7 +14,7 @@ SESSIONS = {1: "t", 2: "t", 3: "u"}
 class Restarts:
     """One ledger and the process that has it now. Sessions 1 and 2 are of tenant "t", session 3 of tenant "u"."""
 
-    def __init__(self, block_count: int, slice_blocks: int = 512, **config: float) -> None:
+    def __init__(self, block_count: int, slice_blocks: int = 512, **config: float | str) -> None:
         self.config = PoolConfig(block_count, 4, slice_blocks=slice_blocks, **config)  # type: ignore[arg-type]
         self.buffer = bytearray(ledger_bytes(self.config))
         self.pool = Pool(self.config, Ledger.create(self.config, self.buffer))

@@ -2,14 +2,16 @@
 
 import os
 import random
+from collections.abc import Sequence
 
 import pytest
 from actions import ACTIONS, config
-from calls import cache, new_pool, span
+from calls import commit, encode, new_pool, release, span
 from crossing import Crossing
 from naive_hit_density import Compared
 
-from kvharbor.pool import Pool, hit_density
+from kvharbor.pool import ExpectedReuse, Hints, Pool, Prompt, hit_density
+from kvharbor.pool.steps import finish
 
 SEEDS = range(int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "60")) // 6)
 
@@ -22,16 +24,27 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hit_density, "_PATIENCE", 3)
 
 
-def compare(pool: Pool) -> Compared:
+class Hinting(Compared):
+    """Whoever publishes gives hints, by the content."""
+
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes], hint_class: int = 0) -> None:
+        super().publish_many(blocks, digests, digests[0][0] % 4)
+
+
+def compare(pool: Pool, kind: type[Compared] = Compared) -> Compared:
     """Puts both policies into an empty pool."""
     state = pool._state
-    both = Compared(state.config.block_count, state.tree)
+    both = kind(state.config.block_count, state.tree)
     state.blocks.evictable = both
     return both
 
 
+HINTS = [Hints(), Hints(priority=1), Hints(retention_s=60), Hints(expected_reuse=ExpectedReuse.NONE)]
+
+
+@pytest.mark.parametrize("hints", [HINTS[:1], HINTS], ids=["plain", "hints"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_conversations_and_scans(seed: int) -> None:
+def test_conversations_and_scans(seed: int, hints: list[Hints]) -> None:
     """Trees with long stems and many leaves, some asked for again and again, through some pools' worth of time."""
     chance = random.Random(seed)
     block_count = chance.choice([16, 24, 40])
@@ -44,7 +57,9 @@ def test_conversations_and_scans(seed: int) -> None:
             kept = prompt[: 4 * chance.randint(0, len(prompt) // 4)]
             prompt = [*kept, *span(100 * number, 100 * number + 4 * chance.randint(1, 5) - 1)][: 4 * 15]
             prompts.insert(0, prompt)
-        cache(pool, prompt)
+        view = finish(pool.allocate(1, Prompt(encode(prompt), hints=chance.choice(hints))))
+        commit(pool, view, len(prompt))
+        release(pool, view)
         if not number % 50:
             pool.check_invariants()
     assert both.victim_count > 200
@@ -52,13 +67,14 @@ def test_conversations_and_scans(seed: int) -> None:
     assert both.wait_count
 
 
+@pytest.mark.parametrize("kind", [Compared, Hinting])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_everything_that_may_happen(seed: int) -> None:
+def test_everything_that_may_happen(seed: int, kind: type[Compared]) -> None:
     """Warm pins, shadows, evictions by hand, lost sessions: whatever a pool does, slice by slice."""
     chance = random.Random(seed)
     world = Crossing(config(chance.choice([24, 12]), chance.choice([1, 2]), 0, "auto"))
-    both = compare(world.pool)
-    for _ in range(600):
+    both = compare(world.pool, kind)
+    for _ in range(800):
         ready = [action for action in ACTIONS if action.ready(world)]
         action = chance.choices(ready, [one.weight for one in ready])[0]
         chosen = {name: chance.choice(options) for name, options in action.options.items()}

@@ -17,11 +17,17 @@ from kvharbor.pool.steps import finish
 BLOCKS, BLOCK_TOKENS = 12, 2
 # Two token values make shared prefixes, and so matches, shadows and races, the common case.
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=9)
-NAMESPACES = st.sampled_from(["", "a"])
+# Version and salt.
+NAMESPACES = st.sampled_from(["", "a", "a/s"])
 
 
 def encode(tokens: list[int]) -> bytes:
     return array("I", tokens).tobytes()
+
+
+def prompt_of(tokens: list[int], namespace: str) -> Prompt:
+    version, _, salt = namespace.partition("/")
+    return Prompt(encode(tokens), version=version, salt=salt.encode())
 
 
 class Live:
@@ -95,7 +101,7 @@ class PoolMachine(RuleBasedStateMachine):
         limit = None if limit is None else min(limit, len(tokens))
         steps = self.pool.allocate(
             session,
-            Prompt(encode(tokens), salt=namespace.encode()),
+            prompt_of(tokens, namespace),
             reserve_tokens=reserve,
             max_cached_tokens=limit,
         )
@@ -241,13 +247,18 @@ class PoolMachine(RuleBasedStateMachine):
             # The pool goes through a session's sequences in order of their numbers.
             for one in [naive for naive in self.naive.lost if naive.session == session]:
                 self.naive.release(one)
+            self.forget(session)
             finish(self.pool.session_quiet(session))
+
+    def forget(self, session: int) -> None:
+        """What else goes with a session, for machines that know of more."""
 
     @rule(tokens=TOKENS, namespace=NAMESPACES, name=st.sampled_from(["x", "y"]))
     def pin(self, tokens: list[int], namespace: str, name: str) -> None:
         if len(tokens) < BLOCK_TOKENS:
             return
-        steps = self.pool.warmup("tenant", None, Prompt(encode(tokens), salt=namespace.encode()), name)
+        steps = self.pool.warmup("tenant", None, prompt_of(tokens, namespace), name)
+        self.naive.retired.discard(namespace)
         matched = self.naive.present(namespace, tokens)
         probe = NaiveSequence(0, namespace, list(tokens), 0, 0, 0, 0)
         paths = {self.naive.path(probe, block) for block in range(matched)}
@@ -268,8 +279,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, namespace=NAMESPACES)
     def lookup(self, tokens: list[int], namespace: str) -> None:
-        presence = finish(self.pool.lookup("tenant", Prompt(encode(tokens), salt=namespace.encode())))
+        presence = finish(self.pool.lookup("tenant", prompt_of(tokens, namespace)))
         assert presence.present_tokens == self.naive.present(namespace, tokens) * BLOCK_TOKENS
+
+    @rule(version=st.sampled_from(["", "a"]))
+    def retire(self, version: str) -> None:
+        finish(self.pool.retire_version("tenant", version))
+        self.naive.retire({"a", "a/s"} if version else {""})
 
     @rule()
     def evict_everything_unheld(self) -> None:
@@ -303,7 +319,8 @@ class PoolMachine(RuleBasedStateMachine):
         while node < FIRST_ROOT:
             chunks.append(tuple(array("I", tree.content_of(node))))
             node = tree.parent[node]
-        return tree.namespace_of(block).key[3].decode(), tuple(reversed(chunks))
+        _, version, _, salt, _ = tree.namespace_of(block).key
+        return version + "/" * bool(salt) + salt.decode(), tuple(reversed(chunks))
 
 
 PoolMachine.TestCase.settings = settings(

@@ -16,8 +16,8 @@ from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import PARENT_BYTES
 
-Stamp = tuple[object, ...]
-NamespaceKey = tuple[str, str, str, bytes]
+Stamp = tuple[Any, ...]
+NamespaceKey = tuple[str, str, str, bytes, str]
 
 
 @dataclass(eq=False)
@@ -43,6 +43,20 @@ class Reader:
 
 
 @dataclass(eq=False)
+class Own:
+    """A block that a session holds by itself: leased without a stamp, a shadow with a canonical block, else committed.
+
+    `prefix` are the tokens of the prompt up to its end, with their extra keys.
+    """
+
+    generation: int
+    stamp: Stamp | None = None
+    prefix: tuple[int, ...] = ()
+    extras: dict[int, bytes] = field(default_factory=dict)
+    canonical: int | None = None
+
+
+@dataclass(eq=False)
 class Running:
     """An operation between two slices."""
 
@@ -53,15 +67,24 @@ class Running:
 
 @dataclass(eq=False)
 class Worker:
-    """One session: its sequences, the operation under way, and forks whose copies are under way."""
+    """One session: its sequences, the operation under way, and forks whose copies are under way.
+
+    `own` are the blocks that it holds by itself; those that are `uncertain` may be in another generation already.
+    """
 
     session: int
     tenant: str
     readers: dict[int, Reader] = field(default_factory=dict)
+    own: dict[int, Own] = field(default_factory=dict)
+    uncertain: set[int] = field(default_factory=set)
     running: Running | None = None
     forks: list[tuple[Fork, list[Reader]]] = field(default_factory=list)
     is_lost: bool = False
     writes_no_more: bool = False
+
+    def leased(self) -> list[int]:
+        """The blocks that it may write, in its own hands."""
+        return [block for block, own in self.own.items() if own.stamp is None]
 
     def is_copying(self, reader: Reader) -> bool:
         """Whether a copy from or into the sequence is under way."""
@@ -97,6 +120,9 @@ class Harbour:
             for position, block in enumerate(reader.table):
                 if self.is_private(reader, position):
                     self.memory[block] = ("scribble", worker.session)
+        for block, own in worker.own.items():
+            if own.stamp is None or own.canonical is not None:
+                self.memory[block] = ("scribble", worker.session)
 
     def is_private(self, reader: Reader, position: int) -> bool:
         """Whether the block is the worker's own by what it knows: neither a hit nor published."""
@@ -108,6 +134,12 @@ class Harbour:
         owner = self.pool._state.sessions.get(worker.session)
         if owner is None or owner.quiet:
             return
+        for block, own in list(worker.own.items()):
+            if own.stamp is None or own.canonical is not None:
+                del worker.own[block]
+            if own.canonical is not None:
+                age = self.pool._state.blocks.generation[own.canonical]
+                worker.own[own.canonical] = Own(age, own.stamp, own.prefix, own.extras)
         for reader in worker.readers.values():
             if not worker.is_copying(reader):
                 sequence = owner.sequences[reader.number]
@@ -139,6 +171,7 @@ class Harbour:
     def check(self) -> None:
         """Every promise that can be seen from outside, then the pool's own check."""
         self._check_readers()
+        self._check_own()
         self._check_writers()
         self._check_committed()
         self._check_events()
@@ -165,6 +198,25 @@ class Harbour:
             own = [block for position, block in enumerate(reader.table) if self.is_private(reader, position)]
             assert writable.isdisjoint(own), "[G2] two sequences may write the same block"
             writable.update(own)
+        state = self.pool._state.blocks.state
+        for worker in self.workers:
+            own = [block for block in worker.own if state[block] != COMMITTED]
+            assert writable.isdisjoint(own), "[B1] a block of the session itself is somebody else's too"
+            writable.update(own)
+
+    def _check_own(self) -> None:
+        for worker in self.workers:
+            for block, own in worker.own.items():
+                is_own_scribble = self.memory.get(block) == ("scribble", worker.session)
+                assert own.stamp is None or is_own_scribble or self.memory[block] == own.stamp, "[G1] wrong bytes"
+            owner = self.pool._state.sessions.get(worker.session)
+            if owner is None or worker.is_lost or worker.running is not None:
+                continue
+            held = owner.blocks
+            shadows = {block for block, own in worker.own.items() if own.canonical is not None}
+            assert (held.fresh, held.leased, held.shadows) == ([], set(worker.leased()), shadows), "[B1]"
+            named = worker.own.keys() - held.leased - shadows
+            assert held.behind.keys() - held.lingering == named, "[B1] it holds other committed blocks"
 
     def _check_committed(self) -> None:
         state = self.pool._state
@@ -181,6 +233,8 @@ class Harbour:
         while node < FIRST_ROOT:
             chain.append(tree.content_of(node))
             node = tree.parent[node]
+        if namespace.is_opaque:
+            return (namespace.key, tuple(reversed(chain)), ())
         tokens: list[int] = []
         keys: list[tuple[int, bytes]] = []
         for content in reversed(chain):

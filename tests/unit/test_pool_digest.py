@@ -35,7 +35,8 @@ def test_the_published_vectors_hold() -> None:
     first = block_digest(NAMESPACE, encode(span(1, 4)))
     second = block_digest(first, encode(span(5, 8)))
     marked = block_digest(NAMESPACE, encode(span(1, 4)) + encode_extra_key(1, b"img"))
-    computed = [one.hex() for one in (NAMESPACE, first, second, marked)]
+    opaque = namespace_digest("t", IDENTITY, "", "", b"s", "vllm/sha256")
+    computed = [one.hex() for one in (NAMESPACE, first, second, marked, opaque)]
     assert re.findall(r"\| `([0-9a-f]{64})` \|", page) == computed
     assert f"`{SCHEME_VERSION.decode()}`" in page
 
@@ -52,6 +53,8 @@ def test_a_namespace_digest_is_the_hash_of_its_tagged_fields() -> None:
     )
     spelt = b"".join(tag + len(value).to_bytes(8, "little") + value for tag, value in fields)
     assert namespace_digest("t", IDENTITY, "v1", "lora", b"salt") == hashlib.sha256(spelt).digest()
+    spelt += b"k" + len(b"vllm/sha256").to_bytes(8, "little") + b"vllm/sha256"
+    assert namespace_digest("t", IDENTITY, "v1", "lora", b"salt", "vllm/sha256") == hashlib.sha256(spelt).digest()
     assert len(NAMESPACE) == DIGEST_BYTES
 
 
@@ -75,13 +78,13 @@ def test_whatever_changes_how_bytes_are_read_changes_the_identity(other: bytes) 
     assert namespace_digest("t", other, "", "", b"s") != NAMESPACE
 
 
-@given(st.lists(st.text(st.sampled_from("tvas\0\1"), max_size=3), min_size=8, max_size=8))
+@given(st.lists(st.text(st.sampled_from("tvask\0\1"), max_size=3), min_size=10, max_size=10))
 def test_no_two_namespaces_share_an_encoding(texts: list[str]) -> None:
     """Moving bytes from one field to its neighbour gives another digest, whatever the bytes are."""
-    one, other = texts[:4], texts[4:]
+    one, other = texts[:5], texts[5:]
     digests = {
-        namespace_digest(tenant, b"", version, adapter, salt.encode())
-        for tenant, version, adapter, salt in (one, other)
+        namespace_digest(tenant, b"", version, adapter, salt.encode(), scheme)
+        for tenant, version, adapter, salt, scheme in (one, other)
     }
     assert len(digests) == len({tuple(one), tuple(other)})
 

@@ -137,9 +137,9 @@ def test_a_parent_of_many_is_not_looked_at_for_each(monkeypatch: pytest.MonkeyPa
     policy._reuse.density[0] = policy._reuse.density[1] = [1.0] * AGES
     waits: list[int] = []
 
-    def wait(block: int, child: int) -> None:
+    def wait(block: int, child: int, released_at: int) -> None:
         waits.append(block)
-        HitDensity._wait(policy, block, child)
+        HitDensity._wait(policy, block, child, released_at)
 
     monkeypatch.setattr(policy, "_wait", wait)
     victims = policy.pop_many(201)
@@ -152,11 +152,11 @@ def test_a_parent_of_many_is_not_looked_at_for_each(monkeypatch: pytest.MonkeyPa
 def test_uses_are_remembered_for_a_while() -> None:
     """Until the pool's blocks were published four times over, at least, and at most twice as long."""
     counts = UseCounts(16)
-    content = 0x1234_5678
-    counts.remember([content], [3])
+    content, leading_zeros = 0x1234_5678, 0x0000_0123
+    counts.remember([content, leading_zeros], [3, 5])
     assert counts.of([content, content ^ 1 << 30]) == [3, 0]
     counts.advance(64)
-    assert counts.of([content]) == [3]
+    assert counts.of([content, leading_zeros]) == [3, 5]
     counts.advance(63)
     assert counts.of([content]) == [3]
     counts.advance(1)
@@ -182,3 +182,21 @@ def test_the_density_of_a_kind_is_its_hits_over_its_block_time() -> None:
     assert reuse.density[1][1] == pytest.approx(4 / (3 * 2 + later))
     assert reuse.density[1][2:] == [0.0] * (AGES - 2)
     assert reuse.density[0] == [0.0] * AGES
+
+
+def test_a_new_class_is_like_the_first_and_comes_into_its_own() -> None:
+    """[H1] What is known of the first counts for it like 32 releases."""
+    reuse = ReuseTimes(64, 1)
+    for content in range(64):
+        reuse.released(content, 0, 0)
+        reuse.reused(content, 2)
+    reuse.advance(64)
+    reuse.add_class()
+    assert reuse.density[1] == reuse.density[0]
+    assert reuse.density[1][0] > 0
+    for content in range(64):
+        reuse.released(content, 1, 64)
+    reuse.advance(128)
+    # A third of 96 releases is asked for again, and the one that is taken never to be is one in 97.
+    later = sum(1 << age for age in range(2, 9)) * (97 - 32)
+    assert reuse.density[1][0] == pytest.approx(32 / (97 * 1 + (97 + 65) / 2 * 2 + later))

@@ -1,10 +1,14 @@
 """Ledger: layout, limits, and what of it is touched."""
 
+import hashlib
 import mmap
 import os
+import random
 
 import pytest
 from calls import encode, prompt, span
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvharbor.pool import Commit, ExtraKey, Ledger, Pool, PoolConfig, ledger_bytes
 from kvharbor.pool.errors import InvalidField
@@ -53,6 +57,28 @@ def test_a_ledger_takes_memory_only_for_the_blocks_in_use() -> None:
         buffer.close()
     finally:
         os.close(file)
+
+
+@given(
+    st.integers(1, 12),
+    st.booleans(),
+    st.lists(st.tuples(st.binary(min_size=48, max_size=48), st.sampled_from([0, 0, 0, 17, 20, 24, 40])), max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_a_recorded_key_comes_back_as_it_was(
+    block_tokens: int, is_opaque: bool, contents: list[tuple[bytes, int]], chance: random.Random
+) -> None:
+    """[L2] Tokens, with extra keys or without, and opaque keys have one column: whichever is shorter is padded."""
+    config = PoolConfig(8, block_tokens)
+    ledger = Ledger.create(config, bytearray(ledger_bytes(config)))
+    blocks = chance.sample(range(8), len(contents)) if chance.random() < 0.5 else list(range(len(contents)))
+    size = 8 + (32 if is_opaque else 4 * block_tokens)
+    keys = [(seed * 2)[:size] + b"x" * (0 if is_opaque else extra_size) for seed, extra_size in contents]
+    digests = [bytes([block]) * 32 for block in blocks]
+    ledger.record(blocks, keys, digests, [1] * 8, 0, is_opaque)
+    assert [ledger.key(block, [1] * 8, is_opaque) for block in blocks] == keys
+    vouched = [hashlib.sha256(key).digest() for key in keys] if is_opaque else digests
+    assert [ledger.checksum(block) for block in blocks] == vouched == list(ledger.checksums(keys, digests, is_opaque))
 
 
 @pytest.mark.parametrize("session", [0, MAX_SESSION + 1])

@@ -16,6 +16,8 @@ from kvharbor.pool.blocks import FREE, Blocks
 from kvharbor.pool.errors import PoolError
 from kvharbor.pool.ledger import Ledger
 
+SCHEMES = ["", "test/sha256"]
+
 
 def word_before_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """[L2] The record is stored after the word that vouches for it."""
@@ -104,37 +106,45 @@ def _hand_over() -> None:
     world.check_kills()
 
 
-def scribbled() -> list[tuple[Killing, Successor]]:
+def scribbled(scheme: str) -> list[tuple[Killing, Successor]]:
     """A pool with two committed blocks, recovered with each byte of its records scribbled in turn."""
     world = Killing(config(12, 2, 0))
-    world.publish(0, [1, 2, 1, 1], 0, releases=True)
+    if scheme:
+        world.lease(0, 2, 0)
+        world.commit_blocks(0, scheme, 0, [1, 2, 1, 1], {})
+        world.release_blocks(0, [1, 0], is_stale=False)
+    else:
+        world.publish(0, [1, 2, 1, 1], 0, releases=True)
     ledger, image = world.pool._state.ledger, bytes(world.buffer)
     first, second = sorted(world.pool._state.blocks.evictable)
     found = []
-    for column in (ledger._keys, ledger._digests, ledger._ages, ledger._parent_ages):
+    for column in (ledger._keys, ledger._checksums, ledger._ages, ledger._parent_ages):
         size = len(column) * column._step // len(world.pool._state.blocks.state)  # type: ignore[attr-defined]
+        used = ledger._key_bytes(bool(scheme)) if column is ledger._keys else size
         for block in (first, second):
-            for byte in range(size):
+            for byte in range(used):
                 torn = bytearray(image)
                 torn[column._offset + block * size + byte] ^= 1  # type: ignore[attr-defined]
                 found.append((world, Successor(world.config, torn, {}, dict(world.harbour.memory))))
     return found
 
 
-def test_a_scribbled_record_is_a_miss() -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scribbled_record_is_a_miss(scheme: str) -> None:
     """[G1] [L2] Whatever is wrong with a record, its block and those below it are not found any more."""
-    for world, successor in scribbled():
+    for world, successor in scribbled(scheme):
         successor.check_bytes(world.harbour.published)
         successor.pool.check_invariants()
         assert successor.pool.recovered_from is not None
         assert successor.pool.recovered_from.missed_block_count in (1, 2)
 
 
-def test_a_record_without_a_checksum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[L2] If the digest vouched for nothing, a scribbled record would be a hit on other bytes."""
-    monkeypatch.setattr(Ledger, "digest", lambda *_: ANY)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_record_without_a_checksum_is_noticed(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[L2] If the checksum vouched for nothing, a scribbled record would be a hit on other bytes."""
+    monkeypatch.setattr(Ledger, "checksum", lambda *_: ANY)
     with pytest.raises(AssertionError, match=r"\[G1\]"):
-        _check_all_bytes(scribbled())
+        _check_all_bytes(scribbled(scheme))
 
 
 def _check_all_bytes(found: list[tuple[Killing, Successor]]) -> None:

@@ -62,7 +62,7 @@ def test_extra_keys_cannot_be_taken_for_one_another() -> None:
 
 
 def test_namespaces_do_not_share() -> None:
-    """[G1] The same tokens under another tenant, version, adapter or salt are elsewhere."""
+    """[G1] The same content under another tenant, version, adapter, salt or scheme is elsewhere."""
     tree, namespaces = make()
     spaces = [
         namespaces.use(*key)
@@ -72,8 +72,10 @@ def test_namespaces_do_not_share() -> None:
             ("t", "v", "", b""),
             ("t", "", "v", b""),
             ("t", "", "", b"v"),
+            ("t", "", "", b"", "v"),
         )
     ]
+    assert [space.is_opaque for space in spaces] == [False] * 5 + [True]
     for block, space in enumerate(spaces):
         assert insert(tree, block, space.root, b"aaaa", space) == block
     assert len({space.digest for space in spaces}) == len(spaces)
@@ -148,12 +150,26 @@ def test_a_chain_is_published_up_to_what_is_there_already() -> None:
     assert (list(tree.children(1)), list(tree.children(5))) == ([5, 2], [6])
 
 
-def test_removal_tells_the_digests_by_tenant() -> None:
-    """[G8] What is gone is told to the tenant whose it was, in order."""
+def test_an_opaque_block_is_named_by_its_key() -> None:
+    """[G1] In an opaque namespace the key is content and digest; it is matched behind its parent, as any content."""
+    tree, namespaces = make()
+    exact, opaque = namespaces.use("t", "", "", b""), namespaces.use("t", "", "", b"", "engine/sha256")
+    keys = [bytes([number]) * 32 for number in range(4)]
+    assert tree.insert_chain([1, 2, 3], opaque.root, keys[:3], opaque) == keys[:3]
+    assert [tree.digest_of(block) for block in (1, 2, 3)] == keys[:3]
+    assert tree.match_contents(opaque.root, keys) == [1, 2, 3]
+    assert tree.match_contents(1, keys[1:]) == [2, 3]
+    assert tree.match_contents(opaque.root, keys[1:]) == []
+    assert tree.match_contents(exact.root, keys) == []
+    assert tree.digest_of(opaque.root) != tree.digest_of(exact.root)
+
+
+def test_removal_tells_the_digests_by_namespace() -> None:
+    """[G8] What is gone is told by the namespace, and so the tenant, whose it was, in order."""
     tree, namespaces = make()
     mine, theirs = namespaces.use("t", "", "", b""), namespaces.use("u", "", "", b"")
     first, second = tree.insert_chain([1, 2], mine.root, [b"aaaa", b"bbbb"], mine)
     (other,) = tree.insert_chain([3], theirs.root, [b"aaaa"], theirs)
-    assert tree.remove_all([2, 1, 3]) == [("t", [second, first]), ("u", [other])]
+    assert tree.remove_all([2, 1, 3]) == [(mine, [second, first]), (theirs, [other])]
     assert (tree.block_count, mine.block_count, theirs.block_count) == (0, 0, 0)
     assert tree.find(mine.root, b"aaaa") is None

@@ -1,6 +1,11 @@
 """AdmissionQueue: first come first served, and when a smaller request may pass."""
 
-from kvharbor.pool.waiting import AdmissionQueue
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvharbor.pool.waiting import AdmissionQueue, Ticket
 
 
 def test_the_first_to_come_is_the_first_to_be_tried() -> None:
@@ -52,3 +57,72 @@ def test_a_ticket_can_be_discarded_again() -> None:
     queue.discard(ticket)
     assert len(queue) == 0
     assert queue.may_pass("t", 100.0)
+
+
+def test_a_first_claim_goes_before_all_who_have_none() -> None:
+    """Whenever it has come, and also where one without would fit and it does not."""
+    queue = AdmissionQueue()
+    rich = queue.enqueue("t", 1, 0.0, 100.0)
+    poor = queue.enqueue("t", 4, 1.0, 100.0)
+    poor.has_first_claim = True
+    assert queue.candidates(4, 2.0) == [poor, rich]
+    assert queue.candidates(3, 2.0) == []
+    assert not queue.may_pass("t", 2.0)
+    assert not queue.may_pass("u", 2.0)
+    assert queue.may_pass("t", 2.0, has_first_claim=True)
+    assert not queue.may_pass("t", 60.0, has_first_claim=True)
+
+
+def test_a_newcomer_with_a_first_claim_passes_an_impatient_head_that_has_none() -> None:
+    """What the head gathers room for is more than its session is guaranteed."""
+    queue = AdmissionQueue()
+    queue.enqueue("t", 10, 0.0, 2.0)
+    assert not queue.may_pass("t", 1.5)
+    assert queue.may_pass("t", 1.5, has_first_claim=True)
+
+
+@dataclass
+class NaiveTicket:
+    """What the naive queue knows of one."""
+
+    ticket: Ticket
+    tenant: str
+    needed: int
+    enqueued_at: float
+    deadline: float
+    is_first: bool
+
+
+def naive_candidates(waiting: list[NaiveTicket], available: int, now: float) -> list[Ticket]:
+    """Says for each, by itself, whether it may be tried, straight from the rules."""
+    found = []
+    for is_first in (True, False):
+        for index, one in enumerate(waiting):
+            if one.is_first is not is_first or one.needed > available:
+                continue
+            if not is_first and any(other.is_first and other.needed > available for other in waiting):
+                continue
+            head = next(each for each in waiting if each.is_first is is_first and each.tenant == one.tenant)
+            half = head.enqueued_at + (head.deadline - head.enqueued_at) / 2
+            if index == waiting.index(head) or head.needed <= available or now < half:
+                found.append(one.ticket)
+    return found
+
+
+@given(
+    asked=st.lists(
+        st.tuples(st.sampled_from("tu"), st.integers(0, 8), st.integers(0, 20), st.integers(1, 40), st.booleans()),
+        max_size=8,
+    ),
+    available=st.integers(0, 8),
+    now=st.integers(20, 60),
+)
+def test_the_queue_is_as_the_rules_say(asked: list[tuple[str, int, int, int, bool]], available: int, now: int) -> None:
+    """Against a model that looks at each waiter by itself."""
+    queue = AdmissionQueue()
+    waiting = []
+    for tenant, needed, arrival, patience, is_first in sorted(asked, key=lambda one: one[2]):
+        ticket = queue.enqueue(tenant, needed, float(arrival), float(arrival + patience))
+        ticket.has_first_claim = is_first
+        waiting.append(NaiveTicket(ticket, tenant, needed, arrival, arrival + patience, is_first))
+    assert queue.candidates(available, float(now)) == naive_candidates(waiting, available, now)

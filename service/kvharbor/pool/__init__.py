@@ -2,13 +2,20 @@
 
 from kvharbor.pool.awaiting import Awaited as Awaited
 from kvharbor.pool.awaiting import Outlook as Outlook
+from kvharbor.pool.block_runs import BlockRun as BlockRun
+from kvharbor.pool.block_runs import Chain as Chain
 from kvharbor.pool.digest import ExtraKey as ExtraKey
+from kvharbor.pool.hints import ExpectedReuse as ExpectedReuse
+from kvharbor.pool.hints import Hints as Hints
 from kvharbor.pool.ledger import Ledger as Ledger
 from kvharbor.pool.ledger import ledger_bytes as ledger_bytes
 from kvharbor.pool.misses import Miss as Miss
 from kvharbor.pool.misses import MissKind as MissKind
 from kvharbor.pool.policies import POLICIES as POLICIES
 from kvharbor.pool.pool import Pool as Pool
+from kvharbor.pool.results import (
+    Acquired as Acquired,
+)
 from kvharbor.pool.results import (
     Adopted as Adopted,
 )
@@ -32,6 +39,9 @@ from kvharbor.pool.results import (
 )
 from kvharbor.pool.results import (
     Holding as Holding,
+)
+from kvharbor.pool.results import (
+    Invalidated as Invalidated,
 )
 from kvharbor.pool.results import (
     Pending as Pending,

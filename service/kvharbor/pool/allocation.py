@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kvharbor.pool import explain, validate
 from kvharbor.pool.awaiting import Awaited
+from kvharbor.pool.digest import opaque_keys
 from kvharbor.pool.errors import CursorOutOfRange, RequestIdReused, RequestTooLarge
 from kvharbor.pool.release import take_down
 from kvharbor.pool.results import Extension, Pending, Prompt, SequenceView
@@ -102,6 +103,7 @@ def allocate(
         computed_tokens=0,
         committed_blocks=0,
         extras=_extras(prompt, block_tokens),
+        hint_class=state.hint_classes.number(owner.tenant, prompt.hints),
     )
     pending = yield from admit(state, sequence, prompt.token_ids, reusable // block_tokens, block_count, waits=waits)
     sequence.number = owner.take_number()
@@ -131,7 +133,7 @@ def admit(
     """
     state.in_flight.add(sequence)
     try:
-        yield from _match_and_claim(state, sequence, token_ids, reusable_blocks, block_count, waits=waits)
+        yield from match_and_claim(state, sequence, token_ids, reusable_blocks, block_count, waits=waits)
     except BaseException:
         # GeneratorExit too: the caller went away while the match was held.
         take_down(state, sequence)
@@ -140,19 +142,24 @@ def admit(
     sequence.cached_tokens = sequence.computed_tokens = len(sequence.table) * state.block_tokens
     state.writers.place(sequence, state.now)
     pending = state.writers.pending(sequence, reusable_blocks, state.now)
-    yield from state.fill(sequence, block_count - len(sequence.table))
+    table = sequence.table
+    yield from state.fill(table, block_count - len(table), sequence.session, sequence.namespace.tenant)
     return pending
 
 
-def _match_and_claim(
-    state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int, block_count: int, *, waits: bool
+def match_and_claim(
+    state: State, sequence: Sequence, contents: bytes, reusable_blocks: int, block_count: int, *, waits: bool = False
 ) -> Steps[None]:
-    run = yield from hold_match(state, sequence, token_ids, reusable_blocks)
+    """Holds what is there of a new sequence's contents and claims room for the rest of its table, both or neither.
+
+    What it holds on failure is for `take_down`.
+    """
+    run = yield from hold_match(state, sequence, contents, reusable_blocks)
     matched = len(sequence.table) + len(run)
     if waits:
         awaited = state.writers.wait(
             sequence.session,
-            token_ids,
+            contents,
             sequence.extras,
             depth=matched,
             reusable_blocks=reusable_blocks,
@@ -164,12 +171,12 @@ def _match_and_claim(
     if matched * state.block_tokens < state.config.min_reuse_tokens:
         run = []
         _drop_match(state, sequence)
-    claim_run(state, sequence, run, block_count - len(sequence.table) - len(run))
-    if state.history is not None:
-        sequence.miss = explain.end_of_match(state, state.history, sequence, token_ids, matched, reusable_blocks)
+    claim_run(state, sequence, run, max(block_count - len(sequence.table) - len(run), 0))
+    if state.history is not None and not sequence.namespace.is_opaque:
+        sequence.miss = explain.end_of_match(state, state.history, sequence, contents, matched, reusable_blocks)
 
 
-def hold_match(state: State, sequence: Sequence, token_ids: bytes, reusable_blocks: int) -> Steps[list[int]]:
+def hold_match(state: State, sequence: Sequence, contents: bytes, reusable_blocks: int) -> Steps[list[int]]:
     """Matches from the root, slice by slice, holding each; returns the last run, not yet held.
 
     It is for `claim_run`, once the whole request is known to fit: a short prompt that is refused has then not
@@ -178,7 +185,10 @@ def hold_match(state: State, sequence: Sequence, token_ids: bytes, reusable_bloc
     while True:
         first = len(sequence.table)
         end = min(reusable_blocks, first + state.slice_blocks)
-        run = state.tree.match(sequence.chain_node, token_ids, sequence.extras, first, end)
+        if sequence.namespace.is_opaque:
+            run = state.tree.match_contents(sequence.chain_node, opaque_keys(contents, first, end))
+        else:
+            run = state.tree.match(sequence.chain_node, contents, sequence.extras, first, end)
         if len(run) < end - first or end == reusable_blocks:
             return run
         claim_run(state, sequence, run, 0)
@@ -205,7 +215,7 @@ def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> N
 
 
 def _drop_match(state: State, sequence: Sequence) -> None:
-    state.blocks.unhold(reversed(sequence.table))
+    state.unhold(sequence.table[::-1], sequence.namespace)
     sequence.table.clear()
     sequence.committed_blocks = 0
     sequence.chain_node = sequence.namespace.root
@@ -237,7 +247,7 @@ def extend(
     if fresh > state.available:
         raise state.refuse(fresh, state.available)
     state.claimed += fresh
-    yield from state.fill(sequence, fresh)
+    yield from state.fill(sequence.table, fresh, session, sequence.namespace.tenant)
     added, generation = sequence.table[known:], state.blocks.generation
     return Extension(
         array("I", added),

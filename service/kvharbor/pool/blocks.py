@@ -119,6 +119,27 @@ class Blocks:
         self.release_private((block,))
         return self.canonical.pop(block)
 
+    def withdraw(self, blocks: Sequence[int], session: int) -> None:
+        """COMMITTED and held once -> RESERVED for a session, one generation later; children before parents [L4]."""
+        for block in blocks:
+            self.refs[block] = 0
+        self.active_count -= len(blocks)
+        self._reserve_again(blocks, session)
+
+    def withdraw_shadows(self, blocks: Sequence[int], session: int) -> None:
+        """SHADOW -> RESERVED, one generation later; their canonical blocks lose these holders."""
+        self.active_count -= len(blocks)
+        self._reserve_again(blocks, session)
+        self.unhold([self.canonical.pop(block) for block in blocks])
+
+    def _reserve_again(self, blocks: Sequence[int], session: int) -> None:
+        for block in blocks:
+            self.state[block] = RESERVED
+            self.generation[block] += 1
+        self.reserved_count += len(blocks)
+        self.ledger.mark(blocks, self.generation, session << SESSION_SHIFT | RESERVED)
+        self.ledger.erase(blocks)
+
     def free_reserved(self, blocks: Sequence[int]) -> None:
         """RESERVED -> FREE."""
         self.reserved_count -= len(blocks)

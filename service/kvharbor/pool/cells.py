@@ -31,7 +31,7 @@ _PAYLOAD_BYTES = CELL_BYTES - _PAYLOAD
 class CellKind(IntEnum):
     """What the head of a chain says that the chain is."""
 
-    NAMESPACE = 1  # words: root node, unused
+    NAMESPACE = 1  # words: root node, whether it is retired
     EXTRAS = 2  # the part of a block's content behind its tokens
     PIN = 3  # words: tail, end of its time
 

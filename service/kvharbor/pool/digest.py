@@ -2,16 +2,19 @@
 
 Matching never depends on these; they name blocks outside the pool. Scheme version 1, test vectors in
 docs/protocol.md. A string is UTF-8; every field is one tag byte, its length as a little-endian uint64, its
-bytes; so no two lists of fields share an encoding.
+bytes; so no two lists of fields share an encoding. A block of an opaque namespace is named by its key, and nothing
+is hashed.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 SCHEME_VERSION: Final = b"kvharbor-digest-1"
 DIGEST_BYTES: Final = 32
+OPAQUE_KEY_BYTES: Final = DIGEST_BYTES
+"""What a block of an opaque namespace is known by: content and digest in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,28 @@ def pool_identity(model: str, tp_size: int, block_tokens: int, planes: Iterable[
     return b"".join(encoded)
 
 
-def namespace_digest(tenant: str, identity: bytes, version: str, adapter: str, salt: bytes) -> bytes:
-    """Names a namespace: the parent of every first block in it."""
-    parts = (
+def namespace_digest(tenant: str, identity: bytes, version: str, adapter: str, salt: bytes, scheme: str = "") -> bytes:
+    """Names a namespace: the parent of every first block in it.
+
+    `scheme` says how the keys of an opaque namespace are computed; an exact one has none.
+    """
+    parts = [
         _field(b"S", SCHEME_VERSION),
         _field(b"t", tenant),
         _field(b"I", identity),
         _field(b"v", version),
         _field(b"a", adapter),
         _field(b"s", salt),
-    )
+    ]
+    if scheme:
+        parts.append(_field(b"k", scheme))
     return hashlib.sha256(b"".join(parts)).digest()
+
+
+def opaque_keys(joined: bytes, first: int, end: int) -> Iterator[bytes]:
+    """Yields the keys of blocks [first, end) of an opaque namespace."""
+    for start in range(first * OPAQUE_KEY_BYTES, end * OPAQUE_KEY_BYTES, OPAQUE_KEY_BYTES):
+        yield joined[start : start + OPAQUE_KEY_BYTES]
 
 
 def encode_extra_key(offset_in_block: int, value: bytes) -> bytes:
@@ -75,7 +89,7 @@ def encode_extra_key(offset_in_block: int, value: bytes) -> bytes:
 
 
 def block_digest(parent_digest: bytes, content: bytes) -> bytes:
-    """Names a block; `content` is its tokens as little-endian uint32, then its encoded extra keys."""
+    """Names a block of an exact namespace by its content: tokens as little-endian uint32, then encoded extra keys."""
     return hashlib.sha256(parent_digest + content).digest()
 
 

@@ -5,7 +5,7 @@ PoolError
 ├── RequestTooLarge          larger than the pool can ever give
 ├── CursorOutOfRange         a cursor would pass the end
 ├── SequenceNotFound, PinNotFound, HandoffNotFound, BlockNotFound
-├── CommitBackwards, StaleGeneration, BlockHeld, RequestIdReused, SequenceBusy
+├── CommitBackwards, StaleGeneration, BlockHeld, BlockNotHeld, RequestIdReused, SequenceBusy
 │                            state says no: do not retry unchanged
 ├── PoolExhausted            full now: wait, or preempt a sequence
 ├── WarmBudgetExceeded       full of pins: unwarm one
@@ -112,6 +112,13 @@ class BlockHeld(PoolError):
 
     reason = "BLOCK_HELD"
     template = "block {block_id} cannot go: {held_block_count} blocks at or below it are held; release them first"
+
+
+class BlockNotHeld(PoolError):
+    """The session does not hold the block by itself, or not in the state that the call needs."""
+
+    reason = "BLOCK_NOT_HELD"
+    template = "block {block_id} of generation {generation} is not held by this session as it has to be: {remedy}"
 
 
 class RequestIdReused(PoolError):

@@ -13,8 +13,8 @@ from typing import Protocol
 class EvictionPolicy(Protocol):
     """The order in which evictable blocks are given up. Every method is O(1) a block, amortised."""
 
-    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Is told of blocks that are committed and held now, and of the names of what they hold."""
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes], hint_class: int = 0) -> None:
+        """Is told of blocks that are committed and held now, of the names of what they hold, and of their class."""
 
     def insert_many(self, blocks: Iterable[int]) -> None:
         """Takes blocks whose last hold has just gone, in order: children before parents."""
@@ -57,7 +57,7 @@ class LeastRecentlyReleased:
         for block in blocks:
             order[block] = None
 
-    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def publish_many(self, blocks: Sequence[int], digests: Sequence[bytes], hint_class: int = 0) -> None:
         """Nothing of them matters here."""
 
     def revive_many(self, blocks: Iterable[int]) -> None:

@@ -62,7 +62,9 @@ def absent(state: State, history: History, place: Place, content: bytes) -> Miss
     if not present_tokens:
         other = _beginning_with(state, key, content)
         if other is not None:
-            differ = tuple([name for name, one, two in zip(_PARTS, key[1:], other.key[1:], strict=True) if one != two])
+            differ = tuple(
+                [name for name, one, two in zip(_PARTS, key[1:4], other.key[1:4], strict=True) if one != two]
+            )
             return Miss(MissKind.OTHER_NAMESPACE, 0, remembered_s, differ=differ)
     return Miss(MissKind.NEVER_SEEN, present_tokens, remembered_s)
 
@@ -73,8 +75,8 @@ def unused(state: State, history: History, present_tokens: int) -> Miss:
 
 
 def _beginning_with(state: State, key: NamespaceKey, content: bytes) -> Namespace | None:
-    """Returns another namespace of the tenant that begins with this block."""
+    """Returns another exact namespace of the tenant that begins with this block."""
     for other in state.namespaces.latest_of(key[0], _OTHER_NAMESPACES):
-        if other.key != key and state.tree.find(other.root, content) is not None:
+        if other.key != key and not other.is_opaque and state.tree.find(other.root, content) is not None:
             return other
     return None

@@ -84,12 +84,13 @@ def fork(
             computed_tokens=source.computed_tokens,
             committed_blocks=0,
             extras=dict(source.extras),
+            hint_class=source.hint_class,
             copy_count=1,
         )
         state.in_flight.add(child)
         state.tenant(owner.tenant).sequence_count += 1
         yield from _share(state, child, prefix)
-        yield from state.fill(child, block_count - shared)
+        yield from state.fill(child.table, block_count - shared, session, owner.tenant)
         copies += zip(source.table[shared:written], child.table[shared:written], strict=True)
         children.append(child.number)
         owner.add(child)

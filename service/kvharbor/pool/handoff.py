@@ -69,7 +69,7 @@ def _end(state: State, token: str) -> Sequence:
 
 
 def _adopted(state: State, sequence: Sequence) -> Adopted:
-    version, adapter, salt = sequence.namespace.key[1:]
+    _, version, adapter, salt, _ = sequence.namespace.key
     keys = [
         key
         for block, encoded in sorted(sequence.extras.items())

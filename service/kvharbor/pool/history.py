@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvharbor.pool.evicted import EvictedContents, Eviction
+from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.traffic import Traffic
 
 _REMEMBERED: Final = 1 << 16
@@ -22,9 +23,22 @@ class History:
         self.traffic = Traffic()
 
     def gave_up(
-        self, blocks: Sequence[int], removed: Iterable[tuple[str, Iterable[bytes]]], eviction: Eviction
+        self,
+        blocks: Sequence[int],
+        removed: Iterable[tuple[Namespace, Iterable[bytes]]],
+        eviction: Eviction,
+        *,
+        is_eviction: bool,
     ) -> None:
-        """Blocks have left the index; `removed` are their contents by tenant."""
-        self.traffic.evicted(blocks, eviction.at)
-        for _, digests in removed:
-            self.evicted.remember(digests, eviction)
+        """Blocks have left the index; `removed` are their contents by namespace.
+
+        Those that were retired are remembered as evicted, but say nothing about how blocks are used [V5].
+        """
+        if is_eviction:
+            self.traffic.evicted(blocks, eviction.at)
+        else:
+            self.traffic.retired(blocks)
+        for namespace, digests in removed:
+            # Nobody asks for the reason of a miss by an opaque key, which is of no tenant either [Y2].
+            if not namespace.is_opaque:
+                self.evicted.remember(digests, eviction)

@@ -7,8 +7,9 @@ from collections import Counter
 from typing import NoReturn
 
 from kvharbor.pool.blocks import COMMITTED, FREE, QUARANTINED, RESERVED, SCRATCH, SHADOW
-from kvharbor.pool.digest import block_digest
+from kvharbor.pool.digest import OPAQUE_KEY_BYTES, block_digest
 from kvharbor.pool.errors import InvariantViolation
+from kvharbor.pool.holdings_check import check_holdings
 from kvharbor.pool.ledger_check import check_ledger
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
@@ -28,6 +29,7 @@ def check_invariants(state: State) -> None:
     _check_registers(state, sequences)
     check_ledger(state, sequences)
     check_writers(state, sequences)
+    check_holdings(state)
 
 
 def _fail(rule: str, detail: str) -> NoReturn:
@@ -107,6 +109,8 @@ def _check_holders(state: State, sequences: list[Sequence]) -> None:
                 private[block] += 1
     for session in state.sessions.values():
         private.update(session.unclaimed)
+        private.update(session.blocks.private())
+        refs.update(session.blocks.behind.keys())
     if state.recovery is not None:
         refs.update(state.recovery.held)
         private.update(state.recovery.limbo)
@@ -159,10 +163,13 @@ def _check_tree(state: State) -> None:
             parent, content = tree.parent[block], tree.content_of(block)
             if blocks.state[block] != COMMITTED:
                 _fail("P1", f"indexed block {block} is not committed")
-            if tree.digest_of(block) != block_digest(tree.digest_of(parent), content):
+            digest = content if namespace.is_opaque else block_digest(tree.digest_of(parent), content)
+            if tree.digest_of(block) != digest or (namespace.is_opaque and len(content) != OPAQUE_KEY_BYTES):
                 _fail("G1", f"block {block} has another digest than its content")
-            extras = {0: content[token_bytes:]}
-            if tree.match(parent, content[:token_bytes], extras, 0, 1) != [block]:
+            found = tree.match_contents(parent, [content])
+            if not namespace.is_opaque:
+                found = tree.match(parent, content[:token_bytes], {0: content[token_bytes:]}, 0, 1)
+            if found != [block]:
                 _fail("G1", f"block {block} is not found by its content")
     committed = blocks.state.count(COMMITTED)
     if not reached == committed == tree.block_count:
@@ -181,6 +188,10 @@ def _check_evictable(state: State) -> None:
             _fail("P2", f"block {block} is {'not ' * unheld}in the eviction policy")
         if kind == COMMITTED and not unheld and tree.parent[block] in evictable:
             _fail("P2", f"block {tree.parent[block]} could be evicted before its child {block}")
+    for block in evictable:
+        namespace = tree.namespace_of(block)
+        if namespace.is_retired and not namespace.sweep_count:
+            _fail("V1", f"block {block} is cached in the retired namespace {namespace.root}")
 
 
 def _check_promises(state: State, sequences: list[Sequence]) -> None:
@@ -208,11 +219,18 @@ def _check_registers(state: State, sequences: list[Sequence]) -> None:
             _fail("P4", f"session {session.session} knows other groups than its sequences have")
     users = Counter(sequence.namespace.root for sequence in sequences)
     users.update(pin.namespace.root for pin in [*state.pins.values(), *state.ending_pins])
+    users.update(mark.namespace.root for mark in state.marks.by_progress)
     committed: Counter[str] = Counter()
     for namespace in state.namespaces:
         committed[namespace.tenant] += namespace.block_count
         if namespace.user_count != users[namespace.root]:
             _fail("G5", f"namespace {namespace.root} counts {namespace.user_count} users of {users[namespace.root]}")
+    retired = [namespace for namespace in state.namespaces if namespace.is_retired]
+    if len(retired) != state.namespaces.retired_count:
+        _fail("V1", f"{state.namespaces.retired_count} retired namespaces counted of {len(retired)}")
+    for pin in state.pins.values():
+        if pin.namespace.is_retired and not pin.namespace.sweep_count:
+            _fail("V3", f"pin {pin.name} outlives its version")
     for name, tenant in state.tenants.items():
         if tenant.committed_block_count != committed[name]:
             _fail("G5", f"tenant {name} counts {tenant.committed_block_count} blocks of {committed[name]}")

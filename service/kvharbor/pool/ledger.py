@@ -6,12 +6,15 @@ eight bytes: it is there or not.
 
     word    generation << 27 | session << 3 | held << 2 | state      (state: FREE, RESERVED, COMMITTED, SHADOW)
     stamp   place in the order of release, of a COMMITTED block that nobody holds
-    record  generation it is for, generation of its parent, digest, parent node, tokens, cell of its extra keys
+    record  generation it is for, generation of its parent, checksum, parent node, tokens or opaque key, cell of its
+            extra keys
 
 A word of 0 is a block that was never used: generation 1, FREE. The session of a COMMITTED word means nothing, so to
 commit, to hold and to release is one store of the word's lowest byte. The record is immutable while the word is
 COMMITTED or SHADOW. Its checksum is the block's digest, which covers namespace, prefix and content; recovery has to
-compute it anyway. Generations and parents are checked against the words.
+compute it anyway. An opaque key is a digest that covers nothing we know: there the checksum is SHA-256 of parent node
+and key. Generations and parents are checked against the words. Whether a record has tokens or an opaque key is known
+by its namespace; the shorter of the two is padded.
 
 For each transition the order of the stores, and why a kill between any two of them is safe:
 
@@ -27,6 +30,7 @@ For each transition the order of the stores, and why a kill between any two of t
      before its cells are. Killed halfway, the rest is still what it was; no session names it. Of a block that is
      evicted for a table the word says RESERVED at once, in the same slice, with the next generation; killed between
      those of several, a child whose parent went first has lost its prefix and is a miss, and it was evicted as well.
+     So does that of a block that its session invalidates, children before parents.
 [L5] Handoff and Adopt: the word with session 0, then with the adopter's. A token ends with its process, so a block
      of session 0 belongs to nobody then.
 [L6] A generation never goes back, and is raised by every step to FREE. So a (block, generation) that an engine
@@ -43,8 +47,9 @@ from mmap import mmap
 from typing import Final, Self
 
 from kvharbor.pool.cells import CELL_BYTES, NO_CELL, CellKind, Cells
-from kvharbor.pool.digest import DIGEST_BYTES
+from kvharbor.pool.digest import DIGEST_BYTES, OPAQUE_KEY_BYTES
 from kvharbor.pool.results import PoolConfig
+from kvharbor.pool.runs import run_end
 
 WritableBuffer = bytearray | memoryview | mmap
 
@@ -55,7 +60,7 @@ GENERATION_SHIFT: Final = 27
 MAX_SESSION: Final = (1 << (GENERATION_SHIFT - SESSION_SHIFT)) - 1
 """A pool cannot tell more sessions apart than this, over its whole epoch."""
 
-_MAGIC: Final = b"kvharbor ledger 1"
+_MAGIC: Final = b"kvharbor ledger 2"
 _PAGE: Final = 4096
 _PARENT_BYTES: Final = 8
 # The heap was full when the block was published: after a restart it is a miss.
@@ -89,11 +94,12 @@ class Ledger:
         self.stamps = columns[1].cast("Q")
         self._ages = columns[2].cast("Q")
         self._parent_ages = columns[3].cast("Q")
-        self._digests = columns[4]
+        self._checksums = columns[4]
         self._keys = columns[5]
         self._overflows = columns[6].cast("I")
         self.cells = Cells(columns[7])
-        self._key_bytes = _PARENT_BYTES + 4 * config.block_tokens
+        self._exact_key_bytes = _PARENT_BYTES + 4 * config.block_tokens
+        self._stored_key_bytes = _stored_key_bytes(config)
         # Blocks with extra keys in cells.
         self._overflowing: set[int] = set()
         self.next_stamp = 1
@@ -123,7 +129,7 @@ class Ledger:
     def close(self) -> None:
         """Lets go of the buffer, so that it can be unmapped."""
         self.cells.close()
-        for column in (self._header, self.low_bytes, self._digests, self._keys):
+        for column in (self._header, self.low_bytes, self._checksums, self._keys):
             column.release()
         for numbers in (self.words, self.stamps, self._ages, self._parent_ages, self._overflows):
             numbers.release()
@@ -159,27 +165,32 @@ class Ledger:
         digests: list[bytes],
         generation: list[int],
         parent_age: int,
+        is_opaque: bool = False,
     ) -> None:
         """Stores what a chain of blocks holds; their words follow [L2].
 
         A key is the parent node as eight bytes, then the content. `parent_age` is the generation of the first
         block's parent; 0 below a root.
         """
-        joined, size = b"".join(keys), self._key_bytes
-        if len(joined) != size * len(keys):
-            for block, key in zip(blocks, keys, strict=True):
-                if len(key) != size:
-                    self._record_extras(block, key[size:])
-            joined = b"".join([key[:size] for key in keys])
+        joined, size, whole = b"".join(keys), self._stored_key_bytes, self._key_bytes(is_opaque)
+        if size != whole or len(joined) != size * len(keys):
+            if len(joined) != whole * len(keys):
+                for block, key in zip(blocks, keys, strict=True):
+                    if len(key) != whole:
+                        self._record_extras(block, key[whole:])
+            joined = b"".join([key[:whole].ljust(size, b"\0") for key in keys])
+        checksums = b"".join(self.checksums(keys, digests, is_opaque))
         start = 0
         while start < len(blocks):
-            first, end = blocks[start], _run_end(blocks, start)
+            first, end = blocks[start], run_end(blocks, start)
             last = first + end - start
             ages = array("Q", generation[first:last])
             self._ages[first:last] = ages
             self._parent_ages[first] = parent_age
             self._parent_ages[first + 1 : last] = ages[:-1]
-            self._digests[first * DIGEST_BYTES : last * DIGEST_BYTES] = b"".join(digests[start:end])
+            self._checksums[first * DIGEST_BYTES : last * DIGEST_BYTES] = checksums[
+                start * DIGEST_BYTES : end * DIGEST_BYTES
+            ]
             self._keys[first * size : last * size] = joined[start * size : end * size]
             start, parent_age = end, ages[-1]
 
@@ -190,8 +201,11 @@ class Ledger:
                 self._erase_extras(block)
 
     def keys(self, blocks: Sequence[int], generation: Sequence[int]) -> list[bytes | None]:
-        """Returns the keys that were recorded for blocks of these generations; None where there is no whole one."""
-        ages, overflows, keys, size = self._ages, self._overflows, self._keys, self._key_bytes
+        """Returns the keys that were recorded for blocks of these generations; None where there is no whole one.
+
+        They may be padded: `trimmed` has them as they were.
+        """
+        ages, overflows, keys, size = self._ages, self._overflows, self._keys, self._stored_key_bytes
         found: list[bytes | None] = []
         for block in blocks:
             key = None
@@ -202,13 +216,27 @@ class Ledger:
             found.append(key)
         return found
 
+    def trimmed(self, key: bytes, is_opaque: bool) -> bytes:
+        """Returns one of `keys` without what it may be padded with."""
+        whole, size = self._key_bytes(is_opaque), self._stored_key_bytes
+        return key if whole == size else key[:whole] + key[size:]
+
+    def key(self, block: int, generation: Sequence[int], is_opaque: bool) -> bytes | None:
+        """Returns the key that was recorded for a block of this generation, if there is a whole one."""
+        key = self.keys((block,), generation)[0]
+        return None if key is None else self.trimmed(key, is_opaque)
+
     def parent_age(self, block: int) -> int:
         """Returns the recorded generation of a block's parent; 0 below a root."""
         return self._parent_ages[block]
 
-    def digest(self, block: int) -> bytes:
-        """Returns the recorded digest of a block."""
-        return self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES].tobytes()
+    def checksum(self, block: int) -> bytes:
+        """Returns the recorded checksum of a block."""
+        return self._checksums[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES].tobytes()
+
+    def checksums(self, keys: Sequence[bytes], digests: Sequence[bytes], is_opaque: bool) -> Sequence[bytes]:
+        """Returns the checksums that records of these keys and digests have."""
+        return [hashlib.sha256(key).digest() for key in keys] if is_opaque else digests
 
     def is_unrecorded(self, block: int) -> bool:
         """Whether the heap was full when the block was published."""
@@ -228,6 +256,10 @@ class Ledger:
         """Returns the heads of all cells with extra keys."""
         return [self._overflows[block] for block in self._overflowing if not self.is_unrecorded(block)]
 
+    def _key_bytes(self, is_opaque: bool) -> int:
+        """Returns the size of a key without extra keys."""
+        return _PARENT_BYTES + OPAQUE_KEY_BYTES if is_opaque else self._exact_key_bytes
+
     def _with_extras(self, key: bytes, cell: int) -> bytes | None:
         extras = self.cells.read(cell)
         return key + extras.value if extras is not None and extras.kind == CellKind.EXTRAS else None
@@ -245,23 +277,17 @@ class Ledger:
             self.cells.free(cell)
 
 
-def _run_end(blocks: list[int], start: int) -> int:
-    """Returns where the run of consecutive ids ends that begins at `start`."""
-    first = blocks[start]
-    if blocks[-1] - first == len(blocks) - 1 - start and blocks[start:] == list(range(first, blocks[-1] + 1)):
-        return len(blocks)
-    end = start + 1
-    while end < len(blocks) and blocks[end] == first + end - start:
-        end += 1
-    return end
-
-
 def _sizes(config: PoolConfig) -> tuple[int, ...]:
-    """Returns the bytes of each column: words, stamps, ages, ages of parents, digests, keys, overflows, cells."""
+    """Returns the bytes of each column: words, stamps, ages, ages of parents, checksums, keys, overflows, cells."""
     ids = config.scratch_blocks + config.block_count
-    key_bytes = _PARENT_BYTES + 4 * config.block_tokens
+    key_bytes = _stored_key_bytes(config)
     cells = 4096 + ids
     return (8 * ids, 8 * ids, 8 * ids, 8 * ids, DIGEST_BYTES * ids, key_bytes * ids, 4 * ids, CELL_BYTES * cells)
+
+
+def _stored_key_bytes(config: PoolConfig) -> int:
+    """Returns the room of a key: the parent node, then tokens or an opaque key."""
+    return _PARENT_BYTES + max(4 * config.block_tokens, OPAQUE_KEY_BYTES)
 
 
 def _rounded(size: int) -> int:

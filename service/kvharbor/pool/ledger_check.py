@@ -26,7 +26,8 @@ def _fail(rule: str, detail: str) -> NoReturn:
 def _check_words(state: State, sequences: list[Sequence]) -> None:
     blocks, words = state.blocks, state.ledger.words
     owners = {block: sequence.session for sequence in sequences for block in state.private_blocks(sequence)}
-    owners |= {block: owner.session for owner in state.sessions.values() for block in owner.unclaimed}
+    for owner in state.sessions.values():
+        owners |= dict.fromkeys([*owner.unclaimed, *owner.blocks.private()], owner.session)
     limbo = set(state.recovery.limbo) if state.recovery is not None else set()
     for block, kind in enumerate(blocks.state):
         word = words[block] or 1 << GENERATION_SHIFT
@@ -51,8 +52,10 @@ def _check_records(state: State) -> None:
         twin = blocks.canonical[block] if kind == SHADOW else block
         parent = tree.parent[twin]
         parent_age = 0 if parent >= FIRST_ROOT else blocks.generation[parent]
-        recorded = (ledger.keys((block,), blocks.generation)[0], ledger.digest(block), ledger.parent_age(block))
-        if recorded != (tree.keys((twin,))[0], tree.digest_of(twin), parent_age):
+        is_opaque, keys = tree.namespace_of(twin).is_opaque, tree.keys((twin,))
+        key = ledger.key(block, blocks.generation, is_opaque)
+        checksums = ledger.checksums(keys, (tree.digest_of(twin),), is_opaque)
+        if (key, ledger.checksum(block), ledger.parent_age(block)) != (keys[0], checksums[0], parent_age):
             _fail("L2", f"block {block} in state {kind} is not what its record says")
 
 
@@ -78,6 +81,8 @@ def _check_cells(state: State) -> None:
             _fail("L9", f"namespace {namespace.root} has blocks and is not in the ledger")
         if entry is not None and (entry.words[0] != namespace.root or not namespace.block_count):
             _fail("L9", f"namespace {namespace.root} is in the ledger as {entry.words[0]}")
+        if entry is not None and entry.words[1] != namespace.is_retired:
+            _fail("V4", f"namespace {namespace.root} is in the ledger as {'not ' * namespace.is_retired}retired")
     for pin in state.pins.values():
         entry = cells.read(pin.cell) if pin.cell != NO_CELL else None
         if entry is None and not refused:

@@ -5,6 +5,7 @@ holds stay, since one may still read ([G3]). `writers_quiet` gives back the form
 After a restart the same goes for what a session had before and has not resumed yet.
 """
 
+from kvharbor.pool.block_release import drop_private_blocks, let_go_committed
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.ledger import MAX_SESSION
 from kvharbor.pool.release import drop_private, end_pin, release_each
@@ -30,13 +31,18 @@ def end_session(state: State, session: int) -> Steps[None]:
     """RESERVED and SHADOW -> QUARANTINED; its calls are refused from now on."""
     owner = state.sessions[session]
     owner.ended = True
+    state.marks.end_session(session)
     for sequence in list(owner.sequences.values()):
         state.writers.remove(sequence)
-        doomed = state.private_blocks(sequence)
-        for start in range(0, len(doomed), state.slice_blocks):
-            state.blocks.quarantine(doomed[start : start + state.slice_blocks])
-            state.revision += 1
-            yield
+        yield from _quarantine(state, state.private_blocks(sequence))
+    yield from _quarantine(state, list(owner.blocks.private()))
+
+
+def _quarantine(state: State, doomed: list[int]) -> Steps[None]:
+    for start in range(0, len(doomed), state.slice_blocks):
+        state.blocks.quarantine(doomed[start : start + state.slice_blocks])
+        state.revision += 1
+        yield
 
 
 def writers_quiet(state: State, session: int) -> Steps[None]:
@@ -48,16 +54,20 @@ def writers_quiet(state: State, session: int) -> Steps[None]:
         # A copy of the service's own may still run into its blocks; the end of the fork gives those back.
         if not sequence.copy_count:
             yield from drop_private(state, sequence)
+    yield from drop_private_blocks(state, owner)
 
 
 def session_quiet(state: State, session: int) -> Steps[int]:
     """No process of the session touches a block any more: all it held goes back. Returns how many sequences."""
     owner = state.sessions[session]
     owner.ended = owner.writers_quiet = owner.quiet = True
+    state.marks.end_session(session)
     yield from give_back_unclaimed(state, owner)
     # As in `writers_quiet`.
     idle = [sequence for sequence in owner.sequences.values() if not sequence.copy_count]
     yield from release_each(state, owner, idle)
+    yield from drop_private_blocks(state, owner)
+    yield from let_go_committed(state, owner)
     state.forget_if_over(owner)
     yield from settle(state, session)
     return len(idle)
@@ -69,7 +79,17 @@ def holding(state: State, session: int) -> Holding:
     if owner is None:
         return Holding(0, 0)
     private = sum(len(state.private_blocks(sequence)) for sequence in owner.sequences.values())
-    return Holding(len(owner.sequences), private + len(owner.unclaimed))
+    private += len(owner.unclaimed) + owner.blocks.private_count()
+    return Holding(len(owner.sequences), private, len(owner.blocks.behind), len(owner.blocks.leased))
+
+
+def reserved_block_count(state: State, session: int) -> int:
+    """Returns how many RESERVED blocks a session has; none if it is not there."""
+    owner = state.sessions.get(session)
+    if owner is None:
+        return 0
+    in_tables = sum(len(sequence.table) - sequence.committed_blocks for sequence in owner.sequences.values())
+    return in_tables + len(owner.blocks.leased) + len(owner.blocks.fresh)
 
 
 def give_back_unclaimed(state: State, owner: Session) -> Steps[int]:
@@ -94,7 +114,9 @@ def settle(state: State, session: int) -> Steps[None]:
         return
     while recovery.limbo or recovery.held:
         state.blocks.free_quarantined(_last(recovery.limbo, state.slice_blocks))
-        state.blocks.unhold(reversed(_last(recovery.held, state.slice_blocks)))
+        held = _last(recovery.held, state.slice_blocks)
+        held.reverse()
+        state.unhold(held)
         state.revision += 1
         yield
     state.recovery = None

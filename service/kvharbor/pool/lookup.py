@@ -15,7 +15,7 @@ def lookup(state: State, tenant: str, prompt: Prompt, max_cached_tokens: int | N
     token_count = validate.prompt(prompt)
     reusable = reusable_tokens(token_count, max_cached_tokens)
     block_tokens = state.block_tokens
-    key = (tenant, prompt.version, prompt.adapter, prompt.salt)
+    key = (tenant, prompt.version, prompt.adapter, prompt.salt, "")
     extras = extras_by_block(prompt.extra_keys, block_tokens)
     place = yield from _end_of_match(state, key, prompt.token_ids, extras, token_count // block_tokens)
     present_tokens = place.present_tokens

@@ -31,7 +31,7 @@ def fingerprint(prompt: Prompt) -> bytes:
 
 def record(state: State, pin: Pin) -> None:
     """Puts a pin into the ledger, if there is room."""
-    version, adapter, salt = pin.namespace.key[1:]
+    _, version, adapter, salt, _ = pin.namespace.key
     fields = (pin.tenant.encode(), pin.name.encode(), version.encode(), adapter.encode(), salt, pin.fingerprint)
     value = pin.block_count.to_bytes(4, "little") + join_fields(*fields)
     pin.cell = state.ledger.cells.write(CellKind.PIN, value, (_tail(state, pin), _deadline(pin.expires_at)))
@@ -84,13 +84,17 @@ def link(state: State, sequence: Sequence, name: str) -> None:
 def restore(state: State, entry: Entry) -> Pin | None:
     """Returns the pin of an entry, with the blocks that are still there, none of them pinned yet.
 
-    It uses its namespace. None if another entry has the name: a pin was being moved, and either place is right.
+    It uses its namespace. None if another entry has the name: a pin was being moved, and either place is right. None
+    if its version was being retired [V3].
     """
     tenant, name, version, adapter, salt, *asked = split_fields(entry.value[4:])
     key = (tenant.decode(), name.decode())
     if key in state.pins:
         return None
-    namespace = state.namespaces.use(key[0], version.decode(), adapter.decode(), salt)
+    namespace = state.namespaces.take_up(key[0], version.decode(), adapter.decode(), salt)
+    if namespace.is_retired:
+        state.namespaces.disuse(namespace)
+        return None
     block_count = int.from_bytes(entry.value[:4], "little")
     chain = _chain(state, entry.words[_TAIL])
     is_here = chain and state.tree.parent[chain[0]] == namespace.root and len(chain) <= block_count

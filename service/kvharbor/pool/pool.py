@@ -9,9 +9,14 @@ from dataclasses import replace
 from typing import Self
 
 from kvharbor.pool import (
+    acquisition,
     allocation,
+    block_publication,
+    block_release,
+    block_resume,
     fork,
     handoff,
+    invalidation,
     lifecycle,
     lookup,
     publication,
@@ -19,15 +24,18 @@ from kvharbor.pool import (
     release,
     removal,
     resume,
+    retirement,
     validate,
     warm,
 )
 from kvharbor.pool.awaiting import Awaited, Outlook
+from kvharbor.pool.block_runs import BlockRun, Chain
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored, Event
 from kvharbor.pool.invariants import check_invariants
 from kvharbor.pool.ledger import Ledger, ledger_bytes
 from kvharbor.pool.results import (
+    Acquired,
     Adopted,
     Commit,
     Committed,
@@ -36,6 +44,7 @@ from kvharbor.pool.results import (
     HandedOff,
     Held,
     Holding,
+    Invalidated,
     PinView,
     PoolConfig,
     Presence,
@@ -43,6 +52,7 @@ from kvharbor.pool.results import (
     Recovered,
     Resumed,
     SequenceView,
+    Shadow,
     Usage,
     Warmed,
 )
@@ -137,6 +147,15 @@ class Pool:
     def holding(self, session: int) -> Holding:
         """Tells what a session has, an unresumed or ended one too."""
         return lifecycle.holding(self._state, session)
+
+    def reserved_block_count(self, session: int) -> int:
+        """Tells how many RESERVED blocks a session has, in its sequences and by itself. O(its sequences)."""
+        return lifecycle.reserved_block_count(self._state, session)
+
+    def leased_block_count(self, session: int) -> int:
+        """Tells how many of these it has by itself. O(1)."""
+        owner = self._state.sessions.get(session)
+        return 0 if owner is None else len(owner.blocks.leased)
 
     # Sequences
 
@@ -271,6 +290,42 @@ class Pool:
         """Ends the session's sequences of a group; returns how many."""
         return release.release_group(self._state, session, group)
 
+    # Blocks that a session holds by itself
+
+    def acquire(
+        self, session: int, chain: Chain, table_block_count: int = 0, *, computes: bool = False
+    ) -> Steps[Acquired]:
+        """Holds the longest run of a chain that is there and leases the rest of a table, all or nothing.
+
+        With `computes` others are told that the missing blocks are pending. Raises RequestTooLarge, PoolExhausted.
+        """
+        return acquisition.acquire(self._state, session, chain, table_block_count, computes=computes)
+
+    def lease(self, session: int, least: int, want: int) -> Steps[BlockRun]:
+        """Reserves up to `want` fresh blocks, at least `least` or none; raises RequestTooLarge, PoolExhausted."""
+        return acquisition.lease(self._state, session, least, want)
+
+    def commit_blocks(
+        self, session: int, parent: BlockRun, blocks: BlockRun, chain: Chain
+    ) -> Steps[tuple[Shadow, ...]]:
+        """Publishes leased blocks behind `parent`, one block that the session holds, or none: behind the root.
+
+        Repeating it changes nothing. Raises BlockNotHeld.
+        """
+        return block_publication.commit_blocks(self._state, session, parent, blocks, chain)
+
+    def release_blocks(self, session: int, blocks: BlockRun) -> Steps[int]:
+        """Ends holds; returns how many of them the session had. Those named first are evicted first."""
+        return block_release.release_blocks(self._state, session, blocks)
+
+    def invalidate(self, session: int, block_id: int, generation: int) -> Steps[Invalidated]:
+        """Takes a committed block, and all behind it, out of the index; raises BlockNotHeld, BlockHeld."""
+        return invalidation.invalidate(self._state, session, block_id, generation)
+
+    def resume_blocks(self, session: int, blocks: BlockRun) -> Steps[BlockRun]:
+        """Takes up what an unresumed session held by itself; returns those that are not its own any more."""
+        return block_resume.resume_blocks(self._state, session, blocks)
+
     # Prefixes
 
     def warmup(
@@ -310,6 +365,13 @@ class Pool:
         """Ends a pin; raises PinNotFound."""
         return warm.unwarm(self._state, tenant, name)
 
+    def retire_version(self, tenant: str, version: str) -> Steps[None]:
+        """Frees what a tenant's namespaces of this version have cached, and what is held once it is released.
+
+        Its pins end. Whoever allocates, warms or acquires in one of them later makes that an ordinary one again.
+        """
+        return retirement.retire_version(self._state, tenant, version)
+
     def lookup(self, tenant: str, prompt: Prompt, max_cached_tokens: int | None = None) -> Steps[Presence]:
         """Tells what is there; changes nothing."""
         return lookup.lookup(self._state, tenant, prompt, max_cached_tokens)
@@ -330,6 +392,7 @@ class Pool:
         if state.history is not None and not state.now:
             state.history.evicted.begin(now)
         state.now = now
+        state.marks.expire(now)
 
     def next_deadline(self) -> float | None:
         """Returns when `expire` has something to do next, by the caller's monotonic clock."""

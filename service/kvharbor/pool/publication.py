@@ -5,9 +5,17 @@ whose content is there already becomes a SHADOW of the canonical one [P7].
 """
 
 from kvharbor.pool import pins, validate
+from kvharbor.pool.block_runs import BlockRun
 from kvharbor.pool.blocks import SHADOW
 from kvharbor.pool.cells import NO_CELL
-from kvharbor.pool.errors import CommitBackwards, CursorOutOfRange, InvalidField, StaleGeneration
+from kvharbor.pool.errors import (
+    BlockNotHeld,
+    CommitBackwards,
+    CursorOutOfRange,
+    InvalidField,
+    PoolError,
+    StaleGeneration,
+)
 from kvharbor.pool.events import BlocksStored
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.repeats import has_taken_effect
@@ -22,11 +30,21 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
     """Moves the cursors and publishes every block that is full. Checks everything before it changes anything."""
     sequence = state.sequence(session, number)
     state.refuse_if_copying(sequence)
-    is_repeat = asked.known_token_count is not None and has_taken_effect(state, sequence, asked)
-    new_count = 0 if is_repeat else _check(state, sequence, asked)
-    if asked.switched:
-        _check_switched(sequence, asked)
+    before = len(sequence.table)
+    if asked.appended is not None:
+        sequence.table += _appended(state, sequence, asked.appended)
+    try:
+        is_repeat = asked.known_token_count is not None and has_taken_effect(state, sequence, asked)
+        new_count = 0 if is_repeat else _check(state, sequence, asked)
+        if asked.switched:
+            _check_switched(sequence, asked)
+    except PoolError:
+        del sequence.table[before:]
+        raise
 
+    if len(sequence.table) > before:
+        state.session(session).blocks.leased.difference_update(sequence.table[before:])
+        state.revision += 1
     for position in asked.switched:
         _switch(state, sequence, position)
     if new_count:
@@ -52,7 +70,7 @@ def publish(state: State, sequence: Sequence) -> Steps[list[Shadow]]:
         state.writers.place(sequence, state.now)  # its tokens may have become more
     while sequence.committed_blocks < full_blocks:
         wanted = min(full_blocks, sequence.committed_blocks + state.slice_blocks)
-        _publish(state, sequence, wanted, shadows)
+        publish_until(state, sequence, wanted, shadows)
         if sequence.committed_blocks < wanted:
             break
         if wanted < full_blocks:
@@ -69,6 +87,24 @@ def shadows_of(state: State, sequence: Sequence) -> list[Shadow]:
         for position, block in enumerate(committed)
         if block in canonical
     ]
+
+
+def _appended(state: State, sequence: Sequence, blocks: BlockRun) -> list[int]:
+    """Returns the leased blocks that a table is to grow by, without those that are in it already [B5]."""
+    validate.run("appended", blocks)
+    longest = len(sequence.table) + len(blocks)
+    validate.table("appended", len(blocks), longest, "use several sequences")
+    leased, generation = state.session(sequence.session).blocks.leased, state.blocks.generation
+    # The table is only looked through for a repetition, and once: it may be long.
+    there = set[int]() if leased.issuperset(blocks.block_ids) else set(sequence.table)
+    added: dict[int, None] = {}
+    for block, age in zip(blocks.block_ids, blocks.generations, strict=True):
+        is_here = block in leased or block in there
+        if not is_here or block in added or generation[block] != age:
+            raise BlockNotHeld(block_id=block, generation=age, remedy="append leased blocks, each once")
+        if block in leased:
+            added[block] = None
+    return list(added)
 
 
 def _check(state: State, sequence: Sequence, asked: Commit) -> int:
@@ -151,10 +187,11 @@ def _switch(state: State, sequence: Sequence, position: int) -> None:
         state.revision += 1
 
 
-def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) -> None:
+def publish_until(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) -> None:
     """Publishes blocks [committed_blocks, end) in one slice, or as many as can be."""
     first = sequence.committed_blocks
-    contents = _contents(sequence, 4 * state.block_tokens, end)
+    size = state.writers.content_bytes(sequence.namespace)
+    contents = _contents(sequence, size, end)
     state.revision += 1
     while (done := sequence.committed_blocks - first) < len(contents):
         position = sequence.committed_blocks
@@ -167,7 +204,7 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
             if state.awaiting.by_key:
                 state.awaiting.move(keys)
             state.blocks.commit(published)
-            state.blocks.evictable.publish_many(published, digests)
+            state.blocks.evictable.publish_many(published, digests, sequence.hint_class)
             if state.history is not None:
                 state.history.traffic.published(published, digests, state.now)
             _announce(state, sequence, published, digests)
@@ -185,7 +222,7 @@ def _publish(state: State, sequence: Sequence, end: int, shadows: list[Shadow]) 
             shadows.append(Shadow(position, holder, state.blocks.generation[holder]))
             _advance(state, sequence, [holder])
     published_blocks = range(first, sequence.committed_blocks)
-    del sequence.tail[: len(published_blocks) * 4 * state.block_tokens]
+    del sequence.tail[: len(published_blocks) * size]
     if sequence.extras:
         for position in published_blocks:
             sequence.extras.pop(position, None)
@@ -198,7 +235,7 @@ def _record(state: State, sequence: Sequence, chain: list[int], keys: list[bytes
     parent_age = 0 if parent >= FIRST_ROOT else generation[parent]
     if sequence.namespace.cell == NO_CELL:
         state.namespaces.record(sequence.namespace)
-    state.ledger.record(chain, keys, digests, generation, parent_age)
+    state.ledger.record(chain, keys, digests, generation, parent_age, sequence.namespace.is_opaque)
 
 
 def _contents(sequence: Sequence, block_bytes: int, end: int) -> list[bytes]:

@@ -7,6 +7,7 @@
   them, and they are quarantined as long as the recovery holds anything.
 - RESERVED and SHADOW blocks of a known session wait for it, in quarantine. Of any other they are free at once.
 - Warm pins hold what they held.
+- Of a retired namespace what nobody held is freed, and its pins end [V3] [V4].
 
 Every step stores the words and cells that the pool stores when it makes the same change, so that a recovery that is
 killed can be recovered from as well.
@@ -56,9 +57,11 @@ def recover(state: State, sessions: Mapping[int, str]) -> Recovered:
         state.sessions[session] = Session(session, tenant, next_number=state.first_number, unclaimed=unclaimed)
     state.recovery = Recovery(held, limbo, set(sessions))
     state.revision += 1
+    if state.namespaces.retired_count:
+        state.free_retired(order[::-1])
     finish(settle(state, 0))
     return Recovered(
-        committed_block_count=len(order),
+        committed_block_count=state.tree.block_count,
         private_block_count=sum(len(owner.unclaimed) for owner in state.sessions.values()),
         missed_block_count=len(misses),
         torn_block_count=words.torn_count,
@@ -147,25 +150,22 @@ class _Words:
                 self._other_children.setdefault(parent, []).append(block)
 
     def _insert(self, chain: list[int], parent: int, namespace: Namespace) -> list[int]:
-        """Puts as much of a chain into the tree as its digests vouch for."""
-        tree, ledger = self._state.tree, self._state.ledger
-        contents = [self._keys.pop(block)[PARENT_BYTES:] for block in chain]
+        """Puts as much of a chain into the tree as its checksums vouch for."""
+        tree, ledger, is_opaque = self._state.tree, self._state.ledger, namespace.is_opaque
+        contents = [ledger.trimmed(self._keys.pop(block), is_opaque)[PARENT_BYTES:] for block in chain]
         digests = tree.insert_chain(chain, parent, contents, namespace)
-        recorded = [ledger.digest(block) for block in chain[: len(digests)]]
         whole = len(digests)
-        if recorded != digests:
+        checksums = ledger.checksums(tree.keys(chain[:whole]), digests, is_opaque)
+        recorded = [ledger.checksum(block) for block in chain[:whole]]
+        if recorded != checksums:
             self.torn_count += 1
-            whole = next(index for index, digest in enumerate(digests) if recorded[index] != digest)
+            whole = next(index for index, checksum in enumerate(checksums) if recorded[index] != checksum)
             tree.remove_all(chain[whole : len(digests)][::-1])
         return chain[:whole]
 
 
 def _restore_namespaces(state: State, entries: list[Entry]) -> list[Namespace]:
-    return [
-        state.namespaces.restore(entry.words[0], entry.value, entry.cell)
-        for entry in entries
-        if entry.kind == CellKind.NAMESPACE
-    ]
+    return [state.namespaces.restore(entry) for entry in entries if entry.kind == CellKind.NAMESPACE]
 
 
 def _restore_committed(state: State, words: _Words, order: list[int]) -> list[int]:

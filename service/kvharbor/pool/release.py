@@ -102,7 +102,7 @@ def give_back(state: State, sequence: Sequence, keep: int) -> None:
             blocks.free_reserved(private)
     if blocks.canonical:
         published = [_canonical(state, block) for block in published]
-    blocks.unhold(published)
+    state.unhold(published, sequence.namespace)
     if private or published:
         state.revision += 1
 

@@ -2,6 +2,7 @@
 
 from kvharbor.pool.blocks import COMMITTED
 from kvharbor.pool.errors import BlockHeld, BlockNotFound
+from kvharbor.pool.evicted import ADMINISTRATOR
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 
@@ -20,6 +21,12 @@ def evict_block(state: State, block_id: int, generation: int, tenant: str | None
     held_count = len(subtree) - state.unheld_count(subtree)
     if held_count:
         raise BlockHeld(block_id=block_id, held_block_count=held_count)
+    return (yield from evict_all(state, subtree, ADMINISTRATOR, ""))
+
+
+def evict_all(state: State, subtree: list[int], session: int, tenant: str) -> Steps[int]:
+    """Gives up cached blocks, listed parents before children, and all that hangs below them, for a session."""
+    blocks, tree = state.blocks, state.tree
     doomed = [(block, blocks.generation[block]) for block in subtree]
     evicted = 0
     while doomed:
@@ -36,7 +43,7 @@ def evict_block(state: State, block_id: int, generation: int, tenant: str | None
             ):
                 victims[block] = None
         blocks.evictable.remove_many(victims)
-        state.forget(list(victims))
+        state.forget(list(victims), session, tenant)
         evicted += len(victims)
         if doomed:
             yield

@@ -3,7 +3,9 @@
 from array import array
 from dataclasses import dataclass
 
+from kvharbor.pool.block_runs import BlockRun
 from kvharbor.pool.digest import ExtraKey
+from kvharbor.pool.hints import NO_HINTS, Hints
 from kvharbor.pool.misses import Miss
 
 
@@ -32,20 +34,24 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Tokens, as little-endian uint32, and the parts of their namespace that the caller chooses."""
+    """Tokens, as little-endian uint32, and the parts of their namespace that the caller chooses.
+
+    `hints` are about the blocks that the request publishes, those of the prompt and of what is generated.
+    """
 
     token_ids: bytes
     extra_keys: tuple[ExtraKey, ...] = ()
     version: str = ""
     adapter: str = ""
     salt: bytes = b""
+    hints: Hints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Tokens of a prompt, behind those that are cached, that a sequence of another session is computing [W2].
+    """Tokens of a prompt, behind those that are cached, that another session is computing [W2].
 
-    `session` is 0 while that sequence is handed off; it has committed nothing for `idle_s`.
+    `session` is 0 while the sequence that does is handed off; it has committed nothing for `idle_s`.
     """
 
     token_count: int
@@ -92,7 +98,8 @@ class Commit:
     `written` names (block ids, generations) of the blocks that hold tokens [computed before, computed now); given,
     it must be right. `switched` lists positions whose shadow the caller has replaced and touches no more.
     `known_token_count` is the token count before `new_token_ids` as the caller knows it; given, the commit can be
-    repeated.
+    repeated. `appended` are leased blocks to append to the table before anything else; those that are in it already
+    are skipped.
     """
 
     computed_tokens: int
@@ -101,11 +108,12 @@ class Commit:
     written: "tuple[array[int], array[int]] | None" = None
     switched: tuple[int, ...] = ()
     known_token_count: int | None = None
+    appended: BlockRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """The sequence's own block at `position` has a canonical twin, held for it from now on [P7]."""
+    """The caller's own block at `position`, of its table or chain, has a canonical twin, held from now on [P7]."""
 
     position: int
     block_id: int
@@ -201,10 +209,37 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a session has: its sequences, and their blocks that are not committed."""
+    """What a session has: its sequences, and its blocks.
+
+    Private ones are those that are not committed, in its sequences and by itself; leased ones are those of them that
+    it holds by itself and may still write. Held ones are committed ones that it holds by itself.
+    """
 
     sequence_count: int
     private_block_count: int
+    held_block_count: int = 0
+    leased_block_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What of a chain is there, fresh blocks for the rest, and who is computing what comes behind `held`.
+
+    `added` are those of `held` that the session did not hold before: what takes the call back releases these too.
+    """
+
+    held: BlockRun
+    leased: BlockRun
+    pending: Pending | None
+    added: BlockRun
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidated:
+    """Blocks of the session that are leased now, and as they were `before`, in the same order."""
+
+    leased: BlockRun
+    before: BlockRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def finish_resume(state: State, session: int) -> Steps[int]:
 
 
 def _restore(state: State, owner: Session, held: Held) -> Steps[Sequence]:
-    namespace = state.namespaces.use(owner.tenant, held.version, held.adapter, held.salt)
+    namespace = state.namespaces.take_up(owner.tenant, held.version, held.adapter, held.salt)
     sequence = Sequence(
         session=owner.session,
         number=held.number,
@@ -127,7 +127,7 @@ def _canonical_at(state: State, owner: Session, held: Held, position: int, node:
         raise _stale(owner, held, position)
     if state.ledger.words[block] & STATE_MASK == RESERVED:
         return None
-    key = state.ledger.keys((block,), blocks.generation)[0]
+    key = state.ledger.key(block, blocks.generation, is_opaque=False)
     canonical = None
     if key is not None and int.from_bytes(key[:PARENT_BYTES], "little") == node:
         canonical = state.tree.find(node, key[PARENT_BYTES:])

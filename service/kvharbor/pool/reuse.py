@@ -15,6 +15,8 @@ _RENEWALS: Final = 4
 """The ranking is made anew so often while a pool's blocks are published once."""
 _FADING: Final = 0.98
 """What was seen before counts so much less at each renewal: traffic changes."""
+_PRIOR: Final = 32.0
+"""A kind of a further class counts for like that of the first class in so many of its releases."""
 _UNSEEN: Final = 1.0
 """A block of each kind that is never asked for again is taken for seen, so that a kind without any has a rank."""
 
@@ -29,10 +31,12 @@ class ReuseTimes:
 
     `density[kind][age]`: hits to come of a block of this kind and age, over the time until each of them, or until the
     horizon. Higher is better to keep. All zeros at first. The sample is those contents whose 32-bit hash has none of
-    the bits of `sample_mask`.
+    the bits of `sample_mask`. Kinds come in classes of `kind_count`: those of a further class are taken to be like
+    those of the first until there is experience with them.
     """
 
     def __init__(self, block_count: int, kind_count: int) -> None:
+        self._kind_count = kind_count
         self.density = [[0.0] * AGES for _ in range(kind_count)]
         self.sample_mask = (1 << max(_MEMORY * block_count // _SAMPLE_COUNT, 1).bit_length() - 1) - 1
         self._memory = _MEMORY * block_count
@@ -43,6 +47,12 @@ class ReuseTimes:
         self._followed: dict[int, tuple[int, int]] = {}
         self._hits = [[0.0] * AGES for _ in range(kind_count)]
         self._releases = [0.0] * kind_count
+
+    def add_class(self) -> None:
+        """Adds a class of kinds."""
+        self.density += [densities.copy() for densities in self.density[: self._kind_count]]
+        self._hits += [[0.0] * AGES for _ in range(self._kind_count)]
+        self._releases += [0.0] * self._kind_count
 
     def released(self, content: int, kind: int, now: int) -> None:
         """A content of the sample has no holder any more."""
@@ -61,10 +71,16 @@ class ReuseTimes:
         if now - self._renewed_at >= self._period:
             self._renewed_at = now
             self._forget(now - self._memory)
-            for kind, hits in enumerate(self._hits):
-                self.density[kind] = self._densities(hits, self._releases[kind])
-                self._hits[kind] = [count * _FADING for count in hits]
-                self._releases[kind] *= _FADING
+            for kind, releases in enumerate(self._releases):
+                hits, first = self._hits[kind], kind % self._kind_count
+                if kind >= self._kind_count and self._releases[first]:
+                    share = min(_PRIOR / self._releases[first], 1.0)
+                    hits = [own + share * other for own, other in zip(hits, self._hits[first], strict=True)]
+                    releases += share * self._releases[first]
+                if any(hits):  # else it stays at zeros
+                    self.density[kind] = self._densities(hits, releases)
+            self._hits = [[count * _FADING for count in hits] if any(hits) else hits for hits in self._hits]
+            self._releases = [count * _FADING for count in self._releases]
 
     def _forget(self, before: int) -> None:
         # In one pass: a dictionary keeps the places of what is gone, and each new look at its front crosses them.

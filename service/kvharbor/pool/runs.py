@@ -97,3 +97,14 @@ class FreeRuns:
         length = self._length_by_start.pop(start)
         del self._start_by_end[start + length]
         self.count -= length
+
+
+def run_end(blocks: list[int], start: int) -> int:
+    """Returns where the run of consecutive ids ends that begins at `start` of a list."""
+    first = blocks[start]
+    if blocks[-1] - first == len(blocks) - 1 - start and blocks[start:] == list(range(first, blocks[-1] + 1)):
+        return len(blocks)
+    end = start + 1
+    while end < len(blocks) and blocks[end] == first + end - start:
+        end += 1
+    return end

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvharbor.pool.cells import NO_CELL
+from kvharbor.pool.holdings import Holdings
 from kvharbor.pool.misses import Miss
 from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.results import SequenceView
@@ -57,6 +58,8 @@ class Sequence:
     committed_blocks: int
     extras: dict[int, bytes]
     pin: Pin | None = None
+    # What eviction takes the blocks for that it publishes; see `hints.py`.
+    hint_class: int = 0
     # Why its Allocate has not matched more.
     miss: Miss | None = None
     # Copies under way from or into its blocks; they cannot be freed meanwhile.
@@ -66,6 +69,26 @@ class Sequence:
     # Where it stands in the table of writers, and when it has last got on there.
     writer_key: bytes | None = None
     progress_at: float = 0.0
+
+    @classmethod
+    def carrier(cls, session: int, namespace: Namespace, node: int, extras: dict[int, bytes]) -> "Sequence":
+        """Makes one that has no name, for `in_flight`: it holds for a session what a block call is about."""
+        return cls(
+            session=session,
+            number=0,
+            namespace=namespace,
+            chain_node=node,
+            request_id="",
+            group="",
+            fingerprint=None,
+            table=[],
+            tail=bytearray(),
+            token_count=0,
+            cached_tokens=0,
+            computed_tokens=0,
+            committed_blocks=0,
+            extras=extras,
+        )
 
     def name(self) -> str:
         """Returns the handle as errors show it."""
@@ -94,6 +117,7 @@ class Session:
     """One engine. `ended`: it may call no more. `quiet`: none of its processes touches a block any more.
 
     `unclaimed` are private blocks that it had before a restart and has not named yet; they are QUARANTINED.
+    `blocks` are those that it holds by itself.
     """
 
     session: int
@@ -106,6 +130,7 @@ class Session:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     by_request: dict[str, Sequence] = field(default_factory=dict)
     by_group: dict[str, set[int]] = field(default_factory=dict)
+    blocks: Holdings = field(default_factory=Holdings)
 
     def add(self, sequence: Sequence) -> None:
         """Takes a sequence in, under its number, request_id and group."""

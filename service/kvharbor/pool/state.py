@@ -1,16 +1,20 @@
 """All state of a pool, and the few steps that several operations share."""
 
+from array import array
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
 from kvharbor.pool.awaiting import Awaiting
+from kvharbor.pool.block_runs import BlockRun
 from kvharbor.pool.blocks import Blocks
 from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
 from kvharbor.pool.events import BlocksRemoved, Event
 from kvharbor.pool.evicted import ADMINISTRATOR, Eviction
+from kvharbor.pool.hints import HintClasses
 from kvharbor.pool.history import History
 from kvharbor.pool.ledger import Ledger
-from kvharbor.pool.namespaces import Namespaces
+from kvharbor.pool.marks import Marks
+from kvharbor.pool.namespaces import NO_BLOCK, Namespace, Namespaces
 from kvharbor.pool.policies import policy_of
 from kvharbor.pool.results import PoolConfig, SequenceView
 from kvharbor.pool.sequence import Pin, Sequence, Session
@@ -54,8 +58,10 @@ class State:
         self.namespaces = Namespaces(config.identity, ledger.cells)
         self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
         self.blocks = Blocks(config.scratch_blocks, config.block_count, policy_of(config, self.tree), ledger)
+        self.hint_classes = HintClasses()
         self.awaiting = Awaiting()
         self.writers = Writers(self.tree, self.blocks.generation, config.block_tokens, self.awaiting)
+        self.marks = Marks(self.writers, self.namespaces, config.block_count)
         self.sessions: dict[int, Session] = {}
         self.handoffs: dict[str, Handoff] = {}
         # The token of each hand-off, by where its sequence came from.
@@ -111,7 +117,7 @@ class State:
 
     def forget_if_over(self, owner: Session) -> None:
         """Forgets a session that has ended and holds nothing any more."""
-        if owner.quiet and not owner.sequences:
+        if owner.quiet and not owner.sequences and not owner.blocks:
             self.sessions.pop(owner.session, None)
 
     def refuse_if_copying(self, sequence: Sequence) -> None:
@@ -134,6 +140,11 @@ class State:
         self.writers.place(sequence, self.now)
         self.blocks.give_to(self.private_blocks(sequence), session)
         self.revision += 1
+
+    def run(self, blocks: Run[int]) -> BlockRun:
+        """Returns blocks with their present generations."""
+        generation = self.blocks.generation
+        return BlockRun(array("I", blocks), array("Q", [generation[block] for block in blocks]))
 
     def view(self, sequence: Sequence) -> SequenceView:
         """Returns a sequence's present state."""
@@ -160,20 +171,25 @@ class State:
         refs, pins = self.blocks.refs, self.blocks.pins
         return sum(1 for block in run if not refs[block] and not pins[block])
 
-    def fill(self, sequence: Sequence, block_count: int) -> Steps[None]:
-        """Appends claimed blocks to a table, evicting only the shortfall ([P5]); cannot fail."""
-        table = sequence.table
+    def fill(
+        self, table: list[int], block_count: int, session: int, tenant: str, after: int | None = None
+    ) -> Steps[None]:
+        """Appends claimed blocks to a table, evicting only the shortfall ([P5]); cannot fail.
+
+        An empty one begins behind the block `after`, if it can.
+        """
         while block_count:
             part = min(self.slice_blocks, block_count)
-            after = table[-1] if table else None
+            if table:
+                after = table[-1]
             shortfall = part - self.blocks.free.count
             if shortfall > 0:
                 victims = self.blocks.evictable.pop_many(shortfall)
                 part -= shortfall - len(victims)
-                self._unindex(victims, sequence.session, sequence.namespace.tenant)
-                table += self.blocks.reserve_evicted(victims, after, sequence.session)
+                self.unindex(victims, session, tenant)
+                table += self.blocks.reserve_evicted(victims, after, session)
             else:
-                table += self.blocks.reserve(part, after, sequence.session)
+                table += self.blocks.reserve(part, after, session)
             self.claimed -= part
             block_count -= part
             self.revision += 1
@@ -186,17 +202,45 @@ class State:
         self.forget(victims)
         return len(victims)
 
-    def forget(self, victims: Run[int]) -> None:
+    def forget(self, victims: Run[int], session: int = ADMINISTRATOR, tenant: str = "") -> None:
         """COMMITTED -> FREE for blocks that have left the eviction policy, children before parents."""
         self.blocks.release_private(victims)
-        self._unindex(victims, ADMINISTRATOR, "")
+        self.unindex(victims, session, tenant)
 
-    def _unindex(self, victims: Run[int], session: int, tenant: str) -> None:
+    def unhold(self, run: Run[int], namespace: Namespace | None = None) -> None:
+        """Takes one holder from each of these blocks, the deepest first; all are in `namespace` if one is named."""
+        self.blocks.unhold(run)
+        if self.namespaces.retired_count and (namespace is None or namespace.is_retired):
+            self.free_retired(run)
+
+    def free_retired(self, run: Run[int]) -> None:
+        """COMMITTED -> FREE for those of these blocks, children before parents, that nobody may find again [V1].
+
+        They are those of retired namespaces that nobody holds. One with another block behind it stays: a retirement is
+        still on the way to both.
+        """
+        tree, evictable = self.tree, self.blocks.evictable
+        victims: dict[int, None] = {}
+        for block in run:
+            if (
+                block in evictable
+                and tree.namespace_of(block).is_retired
+                and tree.child_but(block, victims) == NO_BLOCK
+            ):
+                victims[block] = None
+        if victims:
+            evictable.remove_many(victims)
+            self.blocks.release_private(list(victims))
+            self.unindex(list(victims), ADMINISTRATOR, "", is_eviction=False)
+
+    def unindex(self, victims: Run[int], session: int, tenant: str, *, is_eviction: bool = True) -> None:
+        """Takes blocks out of the tree, children before parents, and tells of it."""
         removed = self.tree.remove_all(victims)
-        self.counters.evicted_block_count += len(victims)
+        if is_eviction:
+            self.counters.evicted_block_count += len(victims)
         self.revision += 1
         if self.history is not None:
-            self.history.gave_up(victims, removed, Eviction(self.now, session, tenant))
-        for owner, digests in removed:
-            self.tenant(owner).committed_block_count -= len(digests)
-            self.events.append(BlocksRemoved(self.revision, owner, tuple(digests)))
+            self.history.gave_up(victims, removed, Eviction(self.now, session, tenant), is_eviction=is_eviction)
+        for namespace, digests in removed:
+            self.tenant(namespace.tenant).committed_block_count -= len(digests)
+            self.events.append(BlocksRemoved(self.revision, namespace.tenant, tuple(digests)))

@@ -80,6 +80,14 @@ class Traffic:
                     _, since = resident.pop(block)
                     self.residences.add(now - since, self._weight)
 
+    def retired(self, blocks: Iterable[int]) -> None:
+        """Blocks have left the index as nobody shall ask for them again."""
+        resident = self._resident
+        if not resident.keys().isdisjoint(blocks):
+            for block in blocks:
+                if block in resident:
+                    self._used_at.pop(resident.pop(block)[0], None)
+
     def stats(self) -> TrafficStats:
         """Takes a snapshot."""
         return TrafficStats(

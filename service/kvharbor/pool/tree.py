@@ -1,10 +1,10 @@
 """The prefix tree: which committed block holds which tokens behind which prefix.
 
 Keyed by (parent node, the block's content): exact, so two contents can never be taken for each other, whatever
-their digests ([G1]). A node is a block id or a namespace's root; a block leaves only after its children, so an
-id names one node as long as anything hangs below it. Columns are indexed by block and hold no object that the
-garbage collector tracks. They are lists, as reading an element of an array makes an integer: a tenth of the pool's
-time, for half of the columns' memory.
+their digests ([G1]). A content is tokens and extra keys, or a key in an opaque namespace. A node is a block id or a
+namespace's root; a block leaves only after its children, so an id names one node as long as anything hangs below it.
+Columns are indexed by block and hold no object that the garbage collector tracks. They are lists, as reading an
+element of an array makes an integer: a tenth of the pool's time, for half of the columns' memory.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ class PrefixTree:
         self._namespaces = namespaces
         self._block_by_key: dict[bytes, int] = {}
         self.parent = [NO_BLOCK] * id_count
-        self._first_child = [NO_BLOCK] * id_count
-        self._next_sibling = [NO_BLOCK] * id_count
+        self.first_child = [NO_BLOCK] * id_count
+        self.next_sibling = [NO_BLOCK] * id_count
         self._previous_sibling = [NO_BLOCK] * id_count
         self._key: list[bytes | None] = [None] * id_count
         self._digest: list[bytes | None] = [None] * id_count
         self._namespace: list[Namespace | None] = [None] * id_count
 
     def content(self, token_ids: bytes | bytearray, offset_bytes: int, extra: bytes | None) -> bytes:
-        """Returns the content of the block whose tokens begin at `offset_bytes`."""
+        """Returns the content, in an exact namespace, of the block whose tokens begin at `offset_bytes`."""
         tokens = bytes(token_ids[offset_bytes : offset_bytes + self._block_bytes])
         return tokens + extra if extra else tokens
 
@@ -43,19 +43,25 @@ class PrefixTree:
     ) -> list[int]:
         """Returns the longest run of blocks below `node` that hold blocks [first_block, end_block) of a prompt."""
         size = self._block_bytes
+        if extras:
+            blocks = range(first_block, end_block)
+            return self.match_contents(node, (self.content(token_ids, one * size, extras.get(one)) for one in blocks))
         find = self._block_by_key.get
         matched: list[int] = []
-        if extras:
-            for index in range(first_block, end_block):
-                content = self.content(token_ids, index * size, extras.get(index))
-                block = find(node.to_bytes(PARENT_BYTES, "little") + content)
-                if block is None:
-                    break
-                matched.append(block)
-                node = block
-            return matched
         for offset in range(first_block * size, end_block * size, size):
             block = find(node.to_bytes(PARENT_BYTES, "little") + token_ids[offset : offset + size])
+            if block is None:
+                break
+            matched.append(block)
+            node = block
+        return matched
+
+    def match_contents(self, node: int, contents: Iterable[bytes]) -> list[int]:
+        """Returns the longest run of blocks below `node` that hold these contents, each below the one before."""
+        find = self._block_by_key.get
+        matched: list[int] = []
+        for content in contents:
+            block = find(node.to_bytes(PARENT_BYTES, "little") + content)
             if block is None:
                 break
             matched.append(block)
@@ -79,8 +85,8 @@ class PrefixTree:
         """
         place = self._block_by_key.setdefault
         parents, keys, digests, namespaces = self.parent, self._key, self._digest, self._namespace
-        first_child = self._first_child
-        node, digest = parent, self.digest_of(parent)
+        first_child = self.first_child
+        node, digest, is_opaque = parent, self.digest_of(parent), namespace.is_opaque
         sha256 = hashlib.sha256  # `block_digest` without a call a block
         published: list[bytes] = []
         for block, content in zip(blocks, contents, strict=True):
@@ -90,7 +96,7 @@ class PrefixTree:
             keys[block] = key
             parents[block] = node
             namespaces[block] = namespace
-            digest = digests[block] = sha256(digest + content).digest()
+            digest = digests[block] = content if is_opaque else sha256(digest + content).digest()
             if published:
                 first_child[node] = block  # of a node that is itself new: there are no siblings
             else:
@@ -101,21 +107,21 @@ class PrefixTree:
         self.block_count += len(published)
         return published
 
-    def remove_all(self, blocks: Sequence[int]) -> list[tuple[str, list[bytes]]]:
+    def remove_all(self, blocks: Sequence[int]) -> list[tuple[Namespace, list[bytes]]]:
         """Takes blocks out, children before parents; returns the digests that are gone, by namespace in runs."""
         index, keys, digests, namespaces = self._block_by_key, self._key, self._digest, self._namespace
-        parents, following, preceding = self.parent, self._next_sibling, self._previous_sibling
-        removed: list[tuple[str, list[bytes]]] = []
+        parents, following, preceding = self.parent, self.next_sibling, self._previous_sibling
+        removed: list[tuple[Namespace, list[bytes]]] = []
         namespace: Namespace = None  # type: ignore[assignment]
         gone: list[bytes] = []
-        first_child = self._first_child
+        first_child = self.first_child
         for block in blocks:
             if namespaces[block] is not namespace:
                 if gone:
                     self._count_removed(namespace, len(gone))
                 namespace = namespaces[block]  # type: ignore[assignment]
                 gone = []
-                removed.append((namespace.tenant, gone))
+                removed.append((namespace, gone))
             gone.append(digests[block])  # type: ignore[arg-type]
             del index[keys[block]]  # type: ignore[arg-type]
             keys[block] = digests[block] = namespaces[block] = None
@@ -141,24 +147,24 @@ class PrefixTree:
         if parent >= FIRST_ROOT:
             sibling, namespace.first_child = namespace.first_child, block
         else:
-            sibling, self._first_child[parent] = self._first_child[parent], block
+            sibling, self.first_child[parent] = self.first_child[parent], block
         if sibling != NO_BLOCK:
-            self._next_sibling[block] = sibling
+            self.next_sibling[block] = sibling
             self._previous_sibling[sibling] = block
 
     def _unlink(self, block: int, parent: int, namespace: Namespace) -> None:
         """Takes a block from among its siblings."""
-        following, preceding = self._next_sibling[block], self._previous_sibling[block]
+        following, preceding = self.next_sibling[block], self._previous_sibling[block]
         if following != NO_BLOCK:
             self._previous_sibling[following] = preceding
-            self._next_sibling[block] = NO_BLOCK
+            self.next_sibling[block] = NO_BLOCK
         if preceding != NO_BLOCK:
-            self._next_sibling[preceding] = following
+            self.next_sibling[preceding] = following
             self._previous_sibling[block] = NO_BLOCK
         elif parent >= FIRST_ROOT:
             namespace.first_child = following
         else:
-            self._first_child[parent] = following
+            self.first_child[parent] = following
 
     def digest_of(self, node: int) -> bytes:
         """Returns the digest of a block in the tree, or of a namespace by its root."""
@@ -188,27 +194,27 @@ class PrefixTree:
     def children(self, node: int) -> Iterator[int]:
         """Yields the blocks right below a block or a namespace's root, the latest first."""
         is_root = node >= FIRST_ROOT
-        child = self._namespaces.of_root(node).first_child if is_root else self._first_child[node]
+        child = self._namespaces.of_root(node).first_child if is_root else self.first_child[node]
         while child != NO_BLOCK:
             yield child
-            child = self._next_sibling[child]
+            child = self.next_sibling[child]
 
     def child_but(self, block: int, others: Container[int]) -> int:
         """Returns a child of a block that is none of `others`, or NO_BLOCK."""
-        return self._but(self._first_child[block], others)
+        return self._but(self.first_child[block], others)
 
     def sibling_but(self, block: int, others: Container[int]) -> int:
         """Returns one of the blocks that `children` yields after this one that is none of `others`, or NO_BLOCK."""
-        return self._but(self._next_sibling[block], others)
+        return self._but(self.next_sibling[block], others)
 
     def _but(self, child: int, others: Container[int]) -> int:
         while child != NO_BLOCK and child in others:
-            child = self._next_sibling[child]
+            child = self.next_sibling[child]
         return child
 
     def copied_columns(self) -> tuple[list[int], list[int], list[bytes | None]]:
         """Returns each block's first child, next sibling and digest, to be read while the tree changes."""
-        return self._first_child[:], self._next_sibling[:], self._digest[:]
+        return self.first_child[:], self.next_sibling[:], self._digest[:]
 
     def descend(self, node: int) -> Iterator[int]:
         """Yields every block below a node, parents before children. O(1) a block; nothing may change meanwhile."""

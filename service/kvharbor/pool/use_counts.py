@@ -10,7 +10,8 @@ _SPAN: Final = 4
 """A content is remembered until as many times the pool's blocks were published after it, at least."""
 _COUNT_BITS: Final = 4
 _MOST: Final = (1 << _COUNT_BITS) - 1
-_MARK_SHIFT: Final = 32 - (16 - _COUNT_BITS)
+_MARK_SHIFT: Final = 16
+_MARK: Final = 0xFFFF & ~_MOST
 
 
 class UseCounts:
@@ -33,20 +34,20 @@ class UseCounts:
         mask, younger, older = self._mask, self._younger, self._older
         found = []
         for content in contents:
-            mark = content >> _MARK_SHIFT
-            entry = younger[content & mask]
-            if entry >> _COUNT_BITS != mark or not entry:
-                entry = older[content & mask]
-                if entry >> _COUNT_BITS != mark:
-                    entry = 0
-            found.append(entry & _MOST)
+            place, mark = content & mask, content >> _MARK_SHIFT & _MARK
+            count = younger[place] - mark
+            if not 0 < count <= _MOST:
+                count = older[place] - mark
+                if not 0 < count <= _MOST:
+                    count = 0
+            found.append(count)
         return found
 
     def remember(self, contents: Iterable[int], uses: Iterable[int]) -> None:
         """Keeps the uses, at most MAX_USES, of contents that are cached no more."""
         mask, younger = self._mask, self._younger
         for content, count in zip(contents, uses, strict=True):
-            younger[content & mask] = content >> _MARK_SHIFT << _COUNT_BITS | count
+            younger[content & mask] = content >> _MARK_SHIFT & _MARK | count
 
     def advance(self, published_count: int) -> None:
         """Lets the time of so many published blocks pass."""

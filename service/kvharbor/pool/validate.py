@@ -2,8 +2,10 @@
 
 from typing import Final
 
-from kvharbor.pool.digest import ExtraKey
+from kvharbor.pool.block_runs import BlockRun, Chain
+from kvharbor.pool.digest import OPAQUE_KEY_BYTES, ExtraKey
 from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.hints import NO_HINTS, Hints
 from kvharbor.pool.results import Prompt
 
 MAX_NAME_BYTES: Final = 128
@@ -13,6 +15,8 @@ MAX_EXTRA_KEYS: Final = 1 << 14
 MAX_SWITCHED: Final = 1 << 16
 # Entries of all block tables in one reply: it fits in a message, and is made within some ten milliseconds.
 MAX_TABLE_BLOCKS: Final = 1 << 19
+MAX_PRIORITY: Final = 100
+MAX_RETENTION_S: Final = 365 * 86400
 # Far above any pool, far below what the arithmetic on it could overflow in another language.
 MAX_TOKENS: Final = 1 << 48
 
@@ -38,15 +42,81 @@ def prompt(asked: Prompt) -> int:
     namespace(asked.version, asked.adapter, asked.salt)
     if asked.extra_keys:
         extra_keys(asked.extra_keys, 0, count)
+    hints(asked.hints)
     return count
 
 
-def namespace(version: str, adapter: str, salt: bytes) -> None:
+def namespace(version: str, adapter: str, salt: bytes, scheme: str = "") -> None:
     """Checks the parts of a namespace that the caller chooses."""
     text("version", version, MAX_KEY_BYTES)
     text("adapter", adapter, MAX_KEY_BYTES)
     if len(salt) > MAX_KEY_BYTES:
         _too_long("salt", len(salt), MAX_KEY_BYTES)
+    if scheme:
+        text("scheme", scheme)
+
+
+def chain(asked: Chain, block_tokens: int) -> int:
+    """Returns the number of blocks of a valid chain."""
+    namespace(asked.version, asked.adapter, asked.salt, asked.scheme)
+    hints(asked.hints)
+    if not asked.scheme:
+        _absent("keys", asked.keys, "name their scheme")
+        count = token_count(asked.token_ids, "token_ids")
+        extra_keys(asked.extra_keys, 0, count)
+        return _whole("token_ids", count, block_tokens, "tokens")
+    _absent("token_ids", asked.token_ids, "a namespace with a scheme has keys")
+    _absent("extra_keys", asked.extra_keys, "a namespace with a scheme has keys")
+    return _whole("keys", len(asked.keys), OPAQUE_KEY_BYTES, "bytes")
+
+
+def hints(asked: Hints) -> None:
+    """Checks what a caller expects of the blocks that it publishes."""
+    if asked is NO_HINTS:
+        return
+    if abs(asked.priority) > MAX_PRIORITY:
+        raise InvalidField(
+            field="hints.priority",
+            value=asked.priority,
+            limit=f"{-MAX_PRIORITY} to {MAX_PRIORITY}",
+            remedy="say how important the request is within that range",
+        )
+    if not 0 <= asked.retention_s <= MAX_RETENTION_S:
+        raise InvalidField(
+            field="hints.retention",
+            value=asked.retention_s,
+            limit=f"0 to {MAX_RETENTION_S} s",
+            remedy="say for how long the prompt will be of use, or leave it out",
+        )
+
+
+def run(field: str, blocks: BlockRun) -> None:
+    """Checks a list of blocks, each of which has a generation."""
+    table(field, len(blocks), len(blocks), "spread them over several calls")
+    if len(blocks.generations) != len(blocks):
+        raise InvalidField(
+            field=f"{field}.generations",
+            value=f"{len(blocks.generations)} entries",
+            limit=f"{len(blocks)} entries, one a block",
+            remedy="send each block with its generation",
+        )
+
+
+def _absent(field: str, value: bytes | tuple[ExtraKey, ...], remedy: str) -> None:
+    if value:
+        raise InvalidField(field=field, value=f"{len(value)} long", limit="empty in this namespace", remedy=remedy)
+
+
+def _whole(field: str, count: int, size: int, unit: str) -> int:
+    blocks, rest = divmod(count, size)
+    if rest:
+        raise InvalidField(
+            field=field,
+            value=f"{count} {unit}",
+            limit=f"whole blocks of {size} {unit}",
+            remedy="leave out what fills no block",
+        )
+    return blocks
 
 
 def listed(field: str, entry_count: int, most: int) -> None:

@@ -100,6 +100,8 @@ def warmup(
         _detach_pin(state, old)
     if pin.block_count:
         state.pins[tenant, name] = pin
+        if namespace.is_retired:
+            state.namespaces.reinstate(namespace)  # retired while it was matched: this is a later use [V2]
     pinned_tokens = present * block_tokens
     missing_tokens = missing * block_tokens
     view = None
@@ -108,7 +110,7 @@ def warmup(
         sequence.tail = bytearray(tokens[4 * pinned_tokens :])
         sequence.cached_tokens = sequence.computed_tokens = pinned_tokens
         state.writers.place(sequence, state.now)
-        yield from state.fill(sequence, promised)
+        yield from state.fill(sequence.table, promised, sequence.session, tenant)
         owner = state.sessions[sequence.session]
         sequence.number = owner.take_number()
         owner.add(sequence)
@@ -140,9 +142,14 @@ def unwarm(state: State, tenant: str, name: str) -> Steps[None]:
     pin = state.pins.get((tenant, name))
     if pin is None:
         raise PinNotFound(name=name)
+    yield from end_pin(state, pin, expired=False)
+
+
+def end_pin(state: State, pin: Pin, *, expired: bool) -> Steps[None]:
+    """Ends a pin whatever it holds and whoever fills it."""
     _detach_pin(state, pin)
     yield from _unpin(state, pin)
-    announce_end(state, pin, expired=False)
+    announce_end(state, pin, expired=expired)
 
 
 def expire(state: State, now: float) -> Steps[None]:
@@ -152,9 +159,7 @@ def expire(state: State, now: float) -> Steps[None]:
         still_due = pin.expires_at is not None and pin.expires_at <= now
         if state.pins.get((pin.tenant, pin.name)) is not pin or not still_due:
             continue  # moved, ended or renewed while an earlier one was let go
-        _detach_pin(state, pin)
-        yield from _unpin(state, pin)
-        announce_end(state, pin, expired=True)
+        yield from end_pin(state, pin, expired=True)
 
 
 def _check_budget(state: State, old: Pin | None, present: list[int], missing: int) -> None:
@@ -187,7 +192,10 @@ def _unpin(state: State, pin: Pin) -> Steps[None]:
     while pin.blocks:
         part = pin.blocks[-state.slice_blocks :]
         del pin.blocks[-state.slice_blocks :]
-        state.blocks.unpin(reversed(part))
+        part.reverse()
+        state.blocks.unpin(part)
+        if pin.namespace.is_retired:
+            state.free_retired(part)
         state.revision += 1
         if pin.blocks:
             yield

@@ -1,21 +1,40 @@
 """Single flight: which live sequence is computing which block, beside the index. Rules [W1] to [W6].
 
+Sessions whose engines keep their own tables are in it too, with marks of what they compute (`marks.py`).
+
 A sequence computes its blocks in order, so one entry tells all that are pending in it: the key of the first one, as
 the tree would have it, with the bytes of its tail behind that. Entering, moving and leaving are O(1), whatever the
 length of the prompt, and nothing is hashed but that one key.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from kvharbor.pool.awaiting import Awaited, Awaiting, Outlook
-from kvharbor.pool.namespaces import FIRST_ROOT
+from kvharbor.pool.digest import OPAQUE_KEY_BYTES
+from kvharbor.pool.namespaces import FIRST_ROOT, Namespace
 from kvharbor.pool.results import Pending
-from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.tree import PARENT_BYTES, PrefixTree
 
 PATIENCE_S: Final = 2.0
 """A writer that has committed nothing for so long counts as stalled [W5]."""
+
+
+class Writer(Protocol):
+    """A sequence or a mark: the contents in `tail`, and the `extras` of its blocks, come behind `chain_node`.
+
+    Extras are by block, counted so that the first one to come is `committed_blocks`. The table of writers sets where it
+    stands there, and when it has last got on.
+    """
+
+    session: int
+    namespace: Namespace
+    chain_node: int
+    committed_blocks: int
+    tail: bytearray
+    extras: dict[int, bytes]
+    writer_key: bytes | None
+    progress_at: float
 
 
 class Writers:
@@ -31,11 +50,18 @@ class Writers:
         self._block_bytes = 4 * block_tokens
         self._block_tokens = block_tokens
         self._awaiting = awaiting
-        self.by_key: dict[bytes, dict[int, dict[Sequence, None]]] = {}
+        self.by_key: dict[bytes, dict[int, dict[Writer, None]]] = {}
 
-    def key_of(self, sequence: Sequence) -> bytes | None:
+    def content_bytes(self, namespace: Namespace) -> int:
+        """Returns the size of a block's content in a namespace, without extra keys."""
+        return OPAQUE_KEY_BYTES if namespace.is_opaque else self._block_bytes
+
+    def key_of(self, sequence: Writer) -> bytes | None:
         """Returns the key of the first block that a sequence has still to commit, if all its tokens are known."""
-        tail, size = sequence.tail, self._block_bytes
+        tail = sequence.tail
+        if not tail:
+            return None
+        size = OPAQUE_KEY_BYTES if sequence.namespace.is_opaque else self._block_bytes  # without a call a request
         if len(tail) < size:
             return None
         key = self._key(sequence.chain_node, tail[:size])
@@ -45,7 +71,7 @@ class Writers:
         """Whether a live sequence, of any session, is computing the block of this content behind a node."""
         return self._key(node, content) in self.by_key
 
-    def place(self, sequence: Sequence, now: float) -> None:
+    def place(self, sequence: Writer, now: float) -> None:
         """Enters a sequence, moves it or takes it out, by what it has still to commit [W1]."""
         key = self.key_of(sequence)
         if key != sequence.writer_key:
@@ -54,7 +80,7 @@ class Writers:
                 self.by_key.setdefault(key, {}).setdefault(sequence.session, {})[sequence] = None
                 sequence.writer_key, sequence.progress_at = key, now
 
-    def note_progress(self, sequence: Sequence, now: float) -> None:
+    def note_progress(self, sequence: Writer, now: float) -> None:
         """A sequence has committed something, if only a part of a block."""
         if sequence.writer_key is not None:
             sequence.progress_at = now
@@ -63,7 +89,7 @@ class Writers:
                 del own[sequence]
                 own[sequence] = None
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Writer) -> None:
         """Takes a sequence out, and has those who wait for its block look again; nothing if it is not in."""
         key = sequence.writer_key
         if key is None:
@@ -79,10 +105,13 @@ class Writers:
         if self._awaiting.by_key:
             self._awaiting.move((key,))
 
-    def pending(self, sequence: Sequence, reusable_blocks: int, now: float) -> Pending | None:
-        """Tells what of a new sequence's prompt, up to `reusable_blocks`, another session's is computing [W2]."""
-        key, first = sequence.writer_key, sequence.committed_blocks
-        if key is None or first >= reusable_blocks or len(self.by_key[key]) == 1:
+    def pending(self, sequence: Writer, reusable_blocks: int, now: float) -> Pending | None:
+        """Tells what of a new sequence's prompt, up to `reusable_blocks`, another session is computing [W2]."""
+        key, first = sequence.writer_key or self.key_of(sequence), sequence.committed_blocks
+        if key is None or first >= reusable_blocks:
+            return None
+        sessions = self.by_key.get(key)
+        if sessions is None or (len(sessions) == 1 and sequence.session in sessions):
             return None
         writer = self._other(key, sequence.session, now)
         if writer is None:
@@ -139,14 +168,14 @@ class Writers:
     def _key(self, node: int, content: bytes | bytearray) -> bytes:
         return node.to_bytes(PARENT_BYTES, "little") + content
 
-    def _worth_waiting_for(self, key: bytes, session: int, now: float) -> Sequence | None:
+    def _worth_waiting_for(self, key: bytes, session: int, now: float) -> Writer | None:
         """Returns a writer of the block that has not stalled; None for a session that computes it itself."""
         if session in self.by_key.get(key, ()):
             return None
         writer = self._other(key, session, now)
         return None if writer is None or _has_stalled(writer, now) else writer
 
-    def _other(self, key: bytes, session: int, now: float) -> Sequence | None:
+    def _other(self, key: bytes, session: int, now: float) -> Writer | None:
         """Returns another session's writer of a block: the first that has not stalled, else the first."""
         first = None
         for owner, sequences in self.by_key.get(key, {}).items():
@@ -157,24 +186,42 @@ class Writers:
                 first = first or writer
         return first
 
-    def _shared_count(self, writer: Sequence, sequence: Sequence) -> int:
+    def _shared_count(self, writer: Writer, sequence: Writer) -> int:
         """Returns how many blocks two sequences at one key have in common from there on; at least that one."""
-        ours, theirs, size = sequence.tail, writer.tail, self._block_bytes
-        least, most = 1, min(len(ours), len(theirs)) // size
-        while least < most:
-            middle = (least + most + 1) // 2
-            if ours[least * size : middle * size] == theirs[least * size : middle * size]:
-                least = middle
-            else:
-                most = middle - 1
-        first = sequence.committed_blocks
-        differing = (
-            position - first
-            for position in sequence.extras.keys() | writer.extras.keys()
-            if position >= first and sequence.extras.get(position) != writer.extras.get(position)
-        )
-        return min(least, min(differing, default=least))
+        size = self.content_bytes(sequence.namespace)
+        return common_block_count(sequence.tail, extras_to_come(sequence), writer.tail, extras_to_come(writer), size)
 
 
-def _has_stalled(writer: Sequence, now: float) -> bool:
+def extras_to_come(writer: Writer) -> Mapping[int, bytes]:
+    """Returns the extras of a writer's blocks that are not committed, counted from the first of them."""
+    first = writer.committed_blocks
+    if not first or not writer.extras:
+        return writer.extras
+    return {position - first: extra for position, extra in writer.extras.items() if position >= first}
+
+
+def common_block_count(
+    ours: bytes | bytearray,
+    our_extras: Mapping[int, bytes],
+    theirs: bytes | bytearray,
+    their_extras: Mapping[int, bytes],
+    size: int,
+) -> int:
+    """Returns how many leading blocks of `size` bytes two contents have in common."""
+    least, most = 0, min(len(ours), len(theirs)) // size
+    while least < most:
+        middle = (least + most + 1) // 2
+        if ours[least * size : middle * size] == theirs[least * size : middle * size]:
+            least = middle
+        else:
+            most = middle - 1
+    differing = [
+        position
+        for position in our_extras.keys() | their_extras.keys()
+        if our_extras.get(position) != their_extras.get(position)
+    ]
+    return min(least, min(differing, default=least))
+
+
+def _has_stalled(writer: Writer, now: float) -> bool:
     return now - writer.progress_at >= PATIENCE_S

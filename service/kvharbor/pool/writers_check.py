@@ -11,12 +11,17 @@ from kvharbor.pool.state import State
 def check_writers(state: State, sequences: list[Sequence]) -> None:
     """W1: an entry for each live sequence with a full reserved block of known tokens, and no other."""
     writers, live = state.writers, set(sequences)
-    entered = {
-        sequence: (key, session)
-        for key, sessions in writers.by_key.items()
-        for session, own in sessions.items()
-        for sequence in own
-    }
+    entered: dict[Sequence, tuple[bytes, int]] = {}
+    marks: set[object] = set()
+    for key, sessions in writers.by_key.items():
+        for session, own in sessions.items():
+            for one in own:
+                if isinstance(one, Sequence):
+                    entered[one] = key, session
+                elif (key, session) == (one.writer_key, one.session):
+                    marks.add(one)
+    if marks != set(state.marks.by_progress):
+        _fail("W1", "a mark is not among the writers, or there elsewhere than it knows")
     for key, sessions in writers.by_key.items():
         if not sessions or not all(sessions.values()):
             _fail("W1", f"nobody is left at the key {key[:16].hex()}")

@@ -1,0 +1,129 @@
+"""Acquire and Lease: blocks for a session itself.
+
+An Acquire matches and admits exactly as an Allocate does, with a sequence that carries what it holds until then; then
+the session's set takes it over.
+"""
+
+from kvharbor.pool import validate
+from kvharbor.pool.allocation import match_and_claim, refuse_too_large
+from kvharbor.pool.block_runs import BlockRun, Chain
+from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.marks import Mark
+from kvharbor.pool.release import give_back, take_down
+from kvharbor.pool.results import Acquired
+from kvharbor.pool.sequence import Sequence, Session
+from kvharbor.pool.state import State
+from kvharbor.pool.steps import Steps
+from kvharbor.pool.tree import extras_by_block
+
+
+def acquire(state: State, session: int, chain: Chain, table_block_count: int, *, computes: bool) -> Steps[Acquired]:
+    """Holds what is there of a chain and leases the rest of its table. Nothing stays held or evicted on failure.
+
+    One that is granted counts as a request with the tokens of the chain.
+    """
+    block_count = validate.chain(chain, state.block_tokens)
+    _check_count("table_block_count", table_block_count, 0)
+    owner = state.session(session)
+    refuse_too_large(state, table_block_count)
+    most = max(table_block_count, block_count)
+    validate.table("table_block_count", table_block_count, most, "ask for less")
+
+    namespace = state.namespaces.use(owner.tenant, chain.version, chain.adapter, chain.salt, chain.scheme)
+    carrier = Sequence.carrier(
+        session, namespace, namespace.root, extras_by_block(chain.extra_keys, state.block_tokens)
+    )
+    contents = chain.keys if namespace.is_opaque else chain.token_ids
+    state.in_flight.add(carrier)
+    try:
+        yield from match_and_claim(state, carrier, contents, block_count, table_block_count)
+        held = carrier.table.copy()
+        carrier.tail = bytearray(contents[state.writers.content_bytes(namespace) * len(held) :])
+        pending = state.writers.pending(carrier, block_count, state.now)
+        added = [block for block in held if not owner.blocks.holds(block)]
+        if len(held) > state.slice_blocks:
+            if computes:
+                state.writers.place(carrier, state.now)
+            yield from _share(state, owner, carrier)
+        else:
+            _take_over(state, owner, carrier)
+        if computes and len(held) < block_count:
+            _mark(state, carrier, len(held))
+        state.writers.remove(carrier)
+        while len(carrier.table) > state.slice_blocks:
+            give_back(state, carrier, len(carrier.table) - state.slice_blocks)
+            yield
+    finally:
+        # After a success little is left of it but its use of the namespace.
+        take_down(state, carrier)
+    _count(state, owner, block_count, len(held))
+    leased = yield from _lease(state, owner, max(table_block_count - len(held), 0), held[-1] if held else None)
+    run = state.run(held)
+    return Acquired(run, leased, pending, run if len(added) == len(held) else state.run(added))
+
+
+def lease(state: State, session: int, least: int, want: int) -> Steps[BlockRun]:
+    """Reserves fresh blocks for a session: as many of `want` as there is room for, `least` of them or none."""
+    _check_count("want_block_count", want, 1)
+    _check_count("least_block_count", least, 0, want)
+    validate.table("want_block_count", want, want, "lease in several calls")
+    owner = state.session(session)
+    refuse_too_large(state, least)
+    available = state.available
+    if least > available:
+        raise state.refuse(least, available)
+    count = min(want, available)
+    state.claimed += count
+    return (yield from _lease(state, owner, count, None))
+
+
+def _lease(state: State, owner: Session, count: int, after: int | None) -> Steps[BlockRun]:
+    """Makes claimed blocks leased ones."""
+    held = owner.blocks
+    yield from state.fill(held.fresh, count, owner.session, owner.tenant, after)
+    leased, held.fresh = held.fresh, []
+    held.leased.update(leased)
+    return state.run(leased)
+
+
+def _share(state: State, owner: Session, carrier: Sequence) -> Steps[None]:
+    """Lets a session hold what a carrier holds, slice by slice."""
+    node = carrier.namespace.root
+    for start in range(0, len(carrier.table), state.slice_blocks):
+        part = carrier.table[start : start + state.slice_blocks]
+        state.blocks.hold(owner.blocks.add(part, node))
+        node = part[-1]
+        state.revision += 1
+        yield
+
+
+def _take_over(state: State, owner: Session, carrier: Sequence) -> None:
+    """Passes what a carrier holds to its session, which may have some of it already."""
+    chain, carrier.table, carrier.committed_blocks = carrier.table, [], 0
+    known_count = len(chain) - len(owner.blocks.add(chain, carrier.namespace.root))
+    state.blocks.unhold(reversed(chain[:known_count]))
+    state.revision += 1
+
+
+def _mark(state: State, carrier: Sequence, depth: int) -> None:
+    tail = bytearray(carrier.tail)
+    mark = Mark(carrier.session, carrier.namespace, carrier.chain_node, depth, tail, carrier.extras)
+    state.marks.add(mark, state.now)
+
+
+def _count(state: State, owner: Session, block_count: int, held_count: int) -> None:
+    counters, tenant, block_tokens = state.counters, state.tenant(owner.tenant), state.block_tokens
+    counters.allocate_count += 1
+    counters.prompt_token_count += block_count * block_tokens
+    tenant.prompt_token_count += block_count * block_tokens
+    if held_count:
+        counters.hit_count += 1
+        counters.reused_token_count += held_count * block_tokens
+        tenant.reused_token_count += held_count * block_tokens
+
+
+def _check_count(field: str, value: int, least: int, most: int = validate.MAX_TABLE_BLOCKS) -> None:
+    if not least <= value <= most:
+        raise InvalidField(
+            field=field, value=value, limit=f"{least} to {most}", remedy="ask for a number in that range"
+        )

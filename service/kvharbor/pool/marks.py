@@ -1,0 +1,130 @@
+"""What sessions have said that they compute block by block, without a sequence: entries among the writers. Rule [B6].
+
+A mark is the contents in a row that its session has still to commit, behind a node that it holds. It moves with the
+session's commits, and ends when all is committed, when the session lets go of the node, when nothing of it has been
+committed for `PATIENCE_S`, or with the session.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvharbor.pool.namespaces import Namespace, Namespaces
+from kvharbor.pool.writers import PATIENCE_S, Writers, common_block_count, extras_to_come
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """Contents to come behind `chain_node`; `extras` count from the first block of the chain that was acquired."""
+
+    session: int
+    namespace: Namespace
+    chain_node: int
+    committed_blocks: int
+    tail: bytearray
+    extras: dict[int, bytes]
+    writer_key: bytes | None = None
+    progress_at: float = 0.0
+
+
+class Marks:
+    """All marks, each among the writers. A session's have at most `most_blocks` contents in all."""
+
+    def __init__(self, writers: Writers, namespaces: Namespaces, most_blocks: int) -> None:
+        self._writers = writers
+        self._namespaces = namespaces
+        self._most_blocks = most_blocks
+        # The one that got on longest ago first.
+        self.by_progress: OrderedDict[Mark, None] = OrderedDict()
+        # By session and node.
+        self.by_session: dict[int, dict[int, dict[Mark, None]]] = {}
+        self.block_counts: Counter[int] = Counter()
+
+    def add(self, mark: Mark, now: float) -> None:
+        """Enters a mark of some contents; if it is known already, it has got on. Too many are not entered at all."""
+        block_count = self._block_count(mark)
+        others = self.by_session.get(mark.session, {}).get(mark.chain_node, {})
+        for other in others:
+            if other.tail == mark.tail and extras_to_come(other) == extras_to_come(mark):
+                other.progress_at = now
+                self.by_progress.move_to_end(other)
+                return
+        if self.block_counts[mark.session] + block_count > self._most_blocks:
+            return
+        mark.namespace.user_count += 1
+        mark.progress_at = now
+        self.block_counts[mark.session] += block_count
+        self._enter(mark, now)
+
+    def advance(
+        self, session: int, nodes: Sequence[int], contents: bytes, extras: Mapping[int, bytes], now: float
+    ) -> None:
+        """A session has committed contents in a row: the one of index i is behind nodes[i], and is nodes[i + 1]."""
+        by_node = self.by_session.get(session)
+        if not by_node:
+            return
+        for first in [index for index, node in enumerate(nodes[:-1]) if node in by_node]:
+            for mark in list(by_node.get(nodes[first], ())):
+                size = self._writers.content_bytes(mark.namespace)
+                behind = {index - first: extra for index, extra in extras.items() if index >= first}
+                count = common_block_count(contents[first * size :], behind, mark.tail, extras_to_come(mark), size)
+                if count:
+                    self._move(mark, nodes[first + count], count, now)
+
+    def end_behind(self, session: int, nodes: Iterable[int]) -> None:
+        """A session does not hold these blocks any more."""
+        by_node = self.by_session.get(session)
+        if by_node:
+            for node in nodes:
+                for mark in list(by_node.get(node, ())):
+                    self._end(mark)
+
+    def end_session(self, session: int) -> None:
+        """Ends a session's marks."""
+        for marks in list(self.by_session.get(session, {}).values()):
+            for mark in list(marks):
+                self._end(mark)
+
+    def expire(self, now: float) -> None:
+        """Ends those of which nothing has been committed for too long."""
+        while self.by_progress:
+            mark = next(iter(self.by_progress))
+            if now - mark.progress_at < PATIENCE_S:
+                break
+            self._end(mark)
+
+    def _block_count(self, mark: Mark) -> int:
+        return len(mark.tail) // self._writers.content_bytes(mark.namespace)
+
+    def _enter(self, mark: Mark, now: float) -> None:
+        self.by_session.setdefault(mark.session, {}).setdefault(mark.chain_node, {})[mark] = None
+        self.by_progress[mark] = None
+        self.by_progress.move_to_end(mark)
+        self._writers.place(mark, now)
+
+    def _leave(self, mark: Mark) -> None:
+        by_node = self.by_session[mark.session]
+        marks = by_node[mark.chain_node]
+        del marks[mark]
+        if not marks:
+            del by_node[mark.chain_node]
+
+    def _move(self, mark: Mark, node: int, block_count: int, now: float) -> None:
+        if block_count == self._block_count(mark):
+            self._end(mark)
+            return
+        self._leave(mark)
+        del mark.tail[: block_count * self._writers.content_bytes(mark.namespace)]
+        mark.chain_node, mark.progress_at = node, now
+        mark.committed_blocks += block_count
+        self.block_counts[mark.session] -= block_count
+        self._enter(mark, now)
+
+    def _end(self, mark: Mark) -> None:
+        self._leave(mark)
+        self._writers.remove(mark)
+        del self.by_progress[mark]
+        self.block_counts[mark.session] -= self._block_count(mark)
+        if not self.by_session[mark.session]:
+            del self.by_session[mark.session], self.block_counts[mark.session]
+        self._namespaces.disuse(mark.namespace)

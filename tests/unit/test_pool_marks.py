@@ -1,0 +1,177 @@
+"""What sessions say they compute block by block: pending for others, until it is committed or nothing has been. [B6]"""
+
+from block_calls import acquire, commit, invalidate, keys, lease, part, publish, release, tokens
+from calls import allocate, new_pool, prompt, span
+
+from kvharbor.pool import Awaited, ExtraKey, Outlook, Pending, Pool
+from kvharbor.pool.steps import finish
+
+
+def pending(pool: Pool, names: str, session: int = 2) -> tuple[int, int] | None:
+    """How many blocks another session is computing behind what is there, and which."""
+    found = acquire(pool, keys(names), session=session)
+    release(pool, found.held, session)
+    return None if found.pending is None else (found.pending.token_count // 4, found.pending.session)
+
+
+def test_what_a_session_computes_is_pending_for_others() -> None:
+    """[W2] As much of it as the chains have in common, behind what is there; never for the session itself."""
+    pool = new_pool(16)
+    first = publish(pool, keys("a"), 1)
+    found = acquire(pool, keys("abcd"), 4, computes=True)
+    assert found.pending is None
+    assert pending(pool, "abcd") == (3, 1)
+    assert pending(pool, "abcx") == (2, 1)
+    assert pending(pool, "ax") is None
+    assert acquire(pool, keys("abcd")).pending is None
+    assert pending(pool, "abcd", session=3) is None  # of another tenant
+    commit(pool, part(found.leased, 0, 2), keys("bc", "a"), first)
+    assert pending(pool, "abcd") == (1, 1)
+    assert pending(pool, "abcx") is None
+    commit(pool, part(found.leased, 2), keys("d", "abc"), part(found.leased, 1, 2))
+    assert pending(pool, "abcde") is None
+    pool.check_invariants()
+    assert not pool._state.marks.by_progress
+
+
+def test_a_chain_that_is_not_to_be_computed_is_not_marked() -> None:
+    pool = new_pool(16)
+    acquire(pool, keys("ab"), 2)
+    assert pending(pool, "ab") is None
+
+
+def test_a_commit_of_other_contents_does_not_move_a_mark() -> None:
+    """Nor does a part of it that goes another way, and one that begins before it does."""
+    pool = new_pool(16)
+    acquire(pool, keys("ab"), computes=True)
+    acquire(pool, keys("xyz"), computes=True)
+    own = lease(pool, 3)
+    commit(pool, own, keys("xyq"))
+    assert pending(pool, "ab") == (2, 1)
+    assert pending(pool, "xyz") == (1, 1)
+    pool.check_invariants()
+
+
+def test_a_mark_ends_when_nothing_has_been_committed_for_a_while() -> None:
+    """[W5] Each commit gives it time."""
+    pool = new_pool(16)
+    found = acquire(pool, keys("abc"), 3, computes=True)
+    pool.tell_time(1.5)
+    commit(pool, part(found.leased, 0, 1), keys("a"))
+    pool.tell_time(3.4)
+    assert acquire(pool, keys("abc"), session=2).pending == Pending(8, 1, 3.4 - 1.5)
+    pool.tell_time(3.5)
+    assert pending(pool, "abc") is None
+    assert not pool._state.writers.by_key
+    pool.check_invariants()
+
+
+def test_a_mark_that_is_made_again_has_got_on() -> None:
+    """And it counts once."""
+    pool = new_pool(16)
+    acquire(pool, keys("ab"), computes=True)
+    pool.tell_time(1.5)
+    acquire(pool, keys("ab"), computes=True)
+    assert len(pool._state.marks.by_progress) == 1
+    pool.tell_time(3.0)
+    assert pending(pool, "ab") == (2, 1)
+    pool.check_invariants()
+
+
+def test_marks_of_equal_tokens_differ_by_their_extra_keys() -> None:
+    """[G1] Each is known by its own, and moves with its own commits."""
+    pool = new_pool(16)
+    plain, image = tokens(span(1, 12)), tokens(span(1, 12), [ExtraKey(9, b"image")])
+    acquire(pool, plain, computes=True)
+    assert acquire(pool, image, session=2).pending == Pending(8, 1, 0.0)
+    acquire(pool, image, computes=True)
+    assert acquire(pool, image, session=2).pending == Pending(12, 1, 0.0)
+    own = lease(pool, 3)
+    commit(pool, own, image)
+    assert acquire(pool, plain, session=2).pending == Pending(4, 1, 0.0)
+    assert acquire(pool, image, session=2).pending is None
+    pool.check_invariants()
+
+
+def test_a_mark_ends_with_the_hold_of_what_is_before_it() -> None:
+    """[G8] The node could be anybody's later."""
+    pool = new_pool(16)
+    first = publish(pool, keys("ab"), 2)
+    acquire(pool, keys("abcd"), computes=True)
+    release(pool, part(first, 1))
+    assert pending(pool, "abcd") is None
+    pool.check_invariants()
+
+
+def test_a_mark_ends_when_what_is_before_it_is_invalid() -> None:
+    """[B4]"""
+    pool = new_pool(16)
+    first = publish(pool, keys("ab"), 2)
+    acquire(pool, keys("abc"), computes=True)
+    invalidate(pool, part(first, 1))
+    pool.check_invariants()
+    assert not pool._state.marks.by_progress
+
+
+def test_marks_end_with_their_session() -> None:
+    pool = new_pool(16)
+    acquire(pool, keys("ab"), computes=True)
+    acquire(pool, tokens(span(1, 8)), computes=True)
+    finish(pool.end_session(1))
+    assert pending(pool, "ab") is None
+    pool.check_invariants()
+    assert not pool._state.writers.by_key
+
+
+def test_a_session_marks_no_more_than_the_pool_has() -> None:
+    """What would be more is not marked: at worst it is computed twice."""
+    pool = new_pool(4)
+    acquire(pool, keys("abc"), computes=True)
+    acquire(pool, keys("xy"), computes=True)
+    assert pending(pool, "abc") == (3, 1)
+    assert pending(pool, "xy") is None
+    pool.check_invariants()
+
+
+def test_an_allocate_waits_for_what_a_session_computes_block_by_block() -> None:
+    """[W3] It is told to look again with each commit, and goes on alone when the mark is over."""
+    pool = new_pool(16)
+    found = acquire(pool, tokens(span(1, 12)), 3, computes=True)
+    assert allocate(pool, span(1, 13), session=2).pending == Pending(12, 1, 0.0)
+    awaited = finish(pool.allocate_unless_pending(2, prompt(span(1, 9)), max_cached_tokens=8))
+    assert not isinstance(awaited, Awaited), "its own session computes that already"
+    other = new_pool(16)
+    found = acquire(other, tokens(span(1, 12)), 3, computes=True)
+    awaited = finish(other.allocate_unless_pending(2, prompt(span(1, 9)), max_cached_tokens=8))
+    assert isinstance(awaited, Awaited)
+    commit(other, part(found.leased, 0, 1), tokens(span(1, 4)))
+    assert other.drain_moved() == [awaited]
+    assert other.look_again(awaited) is Outlook.PENDING
+    other.tell_time(2.0)
+    assert other.drain_moved() == [awaited]
+    assert other.look_again(awaited) is Outlook.ABANDONED
+    other.check_invariants()
+
+
+def test_a_sequence_is_pending_for_an_acquire() -> None:
+    """[W2]"""
+    pool = new_pool(16)
+    allocate(pool, span(1, 12), session=2)
+    assert acquire(pool, tokens(span(1, 8))).pending == Pending(8, 2, 0.0)
+
+
+def test_each_of_two_that_compute_the_same_is_told_of_the_other() -> None:
+    """[W2] Never of itself, whoever came first."""
+    pool = new_pool(16)
+    acquire(pool, keys("ab"), computes=True)
+    assert acquire(pool, keys("ab"), session=2, computes=True).pending == Pending(8, 1, 0.0)
+    assert acquire(pool, keys("ab")).pending == Pending(8, 2, 0.0)
+    assert acquire(pool, keys("ab"), session=2).pending == Pending(8, 1, 0.0)
+
+
+def test_what_is_pending_ends_where_extra_keys_differ() -> None:
+    """[G1] Counted from what is there."""
+    pool = new_pool(16)
+    publish(pool, tokens(span(1, 8)), 2)
+    acquire(pool, tokens(span(1, 20), [ExtraKey(13, b"image")]), computes=True)
+    assert acquire(pool, tokens(span(1, 20)), session=2).pending == Pending(4, 1, 0.0)

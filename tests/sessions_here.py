@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 
 from kvharbor.gpumem import ArenaKind
 from kvharbor.pool import PoolStats, Prompt, SequenceView
-from kvharbor.server.admission import Application
+from kvharbor.server.applications import Application
 from kvharbor.server.arenas import HostArenas
-from kvharbor.server.attaching import Attachment, attachment
+from kvharbor.server.attaching import Attachment, attachment, status_attachment
 from kvharbor.server.errors import Draining
 from kvharbor.server.keeper import Keeper, Unkept
+from kvharbor.server.layout_messages import descriptor_message, layout_of
 from kvharbor.server.life import Life
 from kvharbor.server.members import Mode
 from kvharbor.server.owner import offset_clock
@@ -26,9 +27,8 @@ from kvharbor.server.session_end import end_in_pool
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import Settings
 from kvharbor.server.side import SideRules, SideServer
-from kvharbor.server.wire import descriptor_message, layout_of
 from kvharbor.v1 import side_pb2
-from raw_caller import BLOCK_BYTES, small_layout, tokens
+from raw_caller import BLOCK_BYTES, BLOCK_TOKENS, small_layout, tokens
 
 DEADLINE_S = 20.0
 TENANT = "t"
@@ -64,6 +64,7 @@ class SessionsHere:
             max_sessions=100,
             identify=lambda pid, uid: Peer(pid, uid, TENANT, administrator=False),
             attach=self._attach,
+            attach_status=lambda session, asked: status_attachment(self.pools.opened(session, asked.pool_id).served),
             refusal=lambda: None,
             crash=crash,
         )
@@ -81,7 +82,7 @@ class SessionsHere:
         opened = await self.opened(session)
         prompt, pool = Prompt(tokens(*ids)), opened.served.pool
         application = Application(
-            session, TENANT, opened.turns, lambda: pool.allocate(session.number, prompt), prompt, 0, None
+            session, TENANT, opened.turns, lambda: pool.allocate(session.number, prompt), -(-len(ids) // BLOCK_TOKENS)
         )
         return await opened.served.admission.allocate(application, wait_s)
 

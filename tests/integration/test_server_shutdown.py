@@ -66,12 +66,12 @@ def test_both_signals_of_an_operator_end_it_cleanly(start_fresh: StartService, n
 
 
 def test_its_memory_goes_with_it(service: ServiceProcess) -> None:
-    """Arena and ledger are unnamed files: nothing remains, not even after kill -9."""
+    """Arena, ledger and status page are unnamed files: nothing remains, not even after kill -9."""
     with RawCaller(str(service.socket)) as caller:
         caller.open_pool("p")
         links = [entry.readlink() for entry in Path(f"/proc/{service.child_pid}/fd").iterdir()]
-        arena, ledger = "memfd:kvharbor-p (deleted)", "memfd:kvharbor-p-ledger (deleted)"
-        assert {link.name for link in links if "memfd" in str(link)} == {arena, ledger}
+        memory = {f"memfd:kvharbor-p{part} (deleted)" for part in ("", "-ledger", "-status")}
+        assert {link.name for link in links if "memfd" in str(link)} == memory
 
 
 def test_sockets_get_the_mode_that_is_set(start_fresh: StartService) -> None:

@@ -12,7 +12,8 @@ import pytest
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
 from kvharbor.pool.steps import Steps, finish
-from kvharbor.server.admission import Admission, Application
+from kvharbor.server.admission import Admission
+from kvharbor.server.applications import Application, Patience
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
 from kvharbor.server.session_errors import SessionUnknown
@@ -26,20 +27,21 @@ DEADLINE_S = 10.0
 class Applicant:
     """A session, as far as waiting is concerned."""
 
+    number: int
     ended: bool = False
 
 
 class Bench:
     """A pool of so many blocks with its owner and admission, on a clock that the test sets."""
 
-    def __init__(self, block_count: int, sessions: int = 3) -> None:
+    def __init__(self, block_count: int, sessions: int = 3, guaranteed_count: int = 0, slice_blocks: int = 512) -> None:
         self.now = 1000.0
-        self.pool = Pool(PoolConfig(block_count=block_count, block_tokens=BLOCK_TOKENS))
+        self.pool = Pool(PoolConfig(block_count=block_count, block_tokens=BLOCK_TOKENS, slice_blocks=slice_blocks))
         self.crashes: list[BaseException] = []
         self.owner = PoolOwner(self.pool, EventLog(1 << 20), lambda: self.now, self.crashes.append)
-        self.admission = Admission(self.owner)
+        self.admission = Admission(self.owner, guarantee=lambda: guaranteed_count)
         self.turns = {number: Turns() for number in range(1, sessions + 1)}
-        self.applicants = {number: Applicant() for number in self.turns}
+        self.applicants = {number: Applicant(number) for number in self.turns}
         for number in self.turns:
             self.pool.open_session(number, self.tenant(number))
         self._fresh = itertools.count(1)
@@ -54,7 +56,14 @@ class Bench:
         return Prompt(array("I", [token] * (block_count * BLOCK_TOKENS)).tobytes())
 
     def allocate(
-        self, session: int, block_count: int, wait_s: float = 0.0, prompt: Prompt | None = None
+        self,
+        session: int,
+        block_count: int,
+        wait_s: float = 0.0,
+        prompt: Prompt | None = None,
+        patience: Patience | None = None,
+        give_back: Callable[[SequenceView], None] = lambda _: None,
+        estimated: int | None = None,
     ) -> "asyncio.Task[SequenceView]":
         """Starts an Allocate of fresh blocks."""
         asked = prompt or self.prompt(block_count)
@@ -63,13 +72,25 @@ class Bench:
             return self.pool.allocate(session, asked)
 
         application = Application(
-            self.applicants[session], self.tenant(session), self.turns[session], start, asked, 0, None
+            self.applicants[session],
+            self.tenant(session),
+            self.turns[session],
+            start,
+            block_count,
+            None if estimated is None else lambda: _known(estimated),
+            patience=patience or Patience(),
+            give_back=give_back,
         )
         return asyncio.create_task(self.admission.allocate(application, wait_s))
 
     async def release(self, view: SequenceView) -> None:
         """Ends a sequence."""
         await self.owner.run(self.turns[view.session], lambda: self.pool.release(view.session, view.number))
+
+
+def _known(block_count: int) -> Steps[int]:
+    yield from ()
+    return block_count
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -279,5 +300,188 @@ def test_others_are_served_while_a_crowd_of_waiters_is_answered() -> None:
             answered = now_answered
         await asyncio.gather(*waiters)
         assert most_answered_at_once <= 2
+
+    run(scenario)
+
+
+def test_who_has_less_than_is_guaranteed_is_served_first() -> None:
+    """Before one who came earlier and would fit, and who has his share; that one follows."""
+
+    async def scenario() -> None:
+        bench = Bench(8, guaranteed_count=2)
+        held = [await bench.allocate(1, 2) for _ in range(4)]
+        rich = bench.allocate(1, 1, wait_s=60)
+        await settled()
+        poor = bench.allocate(2, 4, wait_s=60)
+        await settled()
+        await bench.release(held[0])
+        await settled()
+        assert (rich.done(), poor.done()) == (False, False)
+        with pytest.raises(PoolExhausted):
+            await bench.allocate(1, 1)
+        await bench.release(held[1])
+        assert len((await poor).block_ids) == 4
+        assert not rich.done()
+        await bench.release(held[2])
+        assert len((await rich).block_ids) == 1
+
+    run(scenario)
+
+
+def test_a_first_claim_is_one_as_long_as_its_session_is_poor() -> None:
+    """Once that has its share by other means, it waits as everybody."""
+
+    async def scenario() -> None:
+        bench = Bench(8, guaranteed_count=2)
+        held = [await bench.allocate(1, 2) for _ in range(3)]
+        poor = bench.allocate(2, 4, wait_s=60)
+        await settled()
+        with pytest.raises(PoolExhausted):
+            await bench.allocate(1, 2)
+        grown = await bench.owner.run(bench.turns[2], lambda: bench.pool.allocate(2, bench.prompt(2)))
+        await bench.release(held[0])
+        assert len((await bench.allocate(1, 2)).block_ids) == 2
+        assert grown.capacity_tokens == 2 * BLOCK_TOKENS
+        poor.cancel()
+
+    run(scenario)
+
+
+def test_who_lacks_room_is_made_known() -> None:
+    """With the blocks that he lacks: refused at once, or waiting."""
+
+    async def scenario() -> None:
+        bench = Bench(4)
+        wanted: list[tuple[int, int]] = []
+        bench.admission.wanted = lambda applicant, block_count: wanted.append((applicant.number, block_count))
+        await bench.allocate(1, 3)
+        with pytest.raises(PoolExhausted):
+            await bench.allocate(2, 3)
+        waiting = bench.allocate(3, 2, wait_s=60)
+        await settled()
+        assert wanted == [(2, 2), (3, 1)]
+        assert [(applicant.number, lacking) for applicant, lacking in bench.admission.waiting()] == [(3, 1)]
+        assert (bench.admission.wait_count, bench.admission.waiting_count) == (1, 1)
+        waiting.cancel()
+
+    run(scenario)
+
+
+def test_an_end_of_patience_ends_a_wait_as_its_time_does() -> None:
+    """Before or while it waits, with the refusal; a grant that has come is not taken back."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        held = await bench.allocate(1, 2)
+        patience = Patience()
+        waiting = bench.allocate(2, 1, wait_s=60, patience=patience)
+        await settled()
+        patience.end()
+        with pytest.raises(PoolExhausted):
+            await waiting
+        with pytest.raises(PoolExhausted):
+            await bench.allocate(2, 1, wait_s=60, patience=patience)
+        patience = Patience()
+        waiting = bench.allocate(2, 1, wait_s=60, patience=patience)
+        await settled()
+        await bench.release(held)
+        await settled()
+        patience.end()
+        assert len((await waiting).block_ids) == 1
+
+    run(scenario)
+
+
+def test_what_is_granted_to_one_who_has_left_is_given_back() -> None:
+    """The try was under way when he left, or its answer had just come."""
+
+    async def scenario() -> None:
+        bench = Bench(4, slice_blocks=1)
+        returned: list[SequenceView] = []
+        held = await bench.allocate(1, 4)
+        for steps_before in range(20):
+            waiting = bench.allocate(2, 4, wait_s=60, give_back=returned.append)
+            await settled()
+            await bench.release(held)
+            for _ in range(steps_before):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            await settled()
+            held = outcome if isinstance(outcome, SequenceView) else await _all_of_it(bench, returned)
+        assert bench.admission.waiting_count == 0
+
+    run(scenario)
+
+
+async def _all_of_it(bench: Bench, returned: list[SequenceView]) -> SequenceView:
+    """Releases what was given back, and takes everything: so nothing else was granted."""
+    for view in returned:
+        await bench.release(view)
+    returned.clear()
+    return await bench.allocate(1, 4)
+
+
+def test_nobody_is_served_before_a_first_claim_that_only_looked_as_if_it_fitted() -> None:
+    """What it would find is cached, and no room for the rest; others with more than their share do not profit."""
+
+    async def scenario() -> None:
+        bench = Bench(6, guaranteed_count=1)
+        prefix = bench.prompt(2)
+        first = await bench.allocate(1, 2, prompt=prefix)
+        commit_all(bench, first)
+        await bench.release(first)
+        held = [await bench.allocate(1, 1) for _ in range(3)]
+        head = bench.allocate(2, 6, wait_s=60)
+        await settled()
+        bench.now += 31
+        longer = Prompt(prefix.token_ids + bench.prompt(2).token_ids)
+        behind = bench.allocate(2, 4, wait_s=60, prompt=longer, estimated=2)
+        rich = bench.allocate(1, 1, wait_s=60)
+        await settled()
+        head.cancel()
+        await settled()
+        assert (behind.done(), rich.done()) == (False, False)
+        await bench.release(held[0])
+        assert (await behind).cached_tokens == 2 * BLOCK_TOKENS
+        rich.cancel()
+
+    run(scenario)
+
+
+def test_an_end_of_patience_before_the_wait_has_begun_counts_too() -> None:
+    """The request still waits for its session's turn; then it is tried once."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        await bench.allocate(1, 2)
+        patience = Patience()
+        assert bench.turns[2].try_take()
+        waiting = bench.allocate(2, 1, wait_s=60, patience=patience)
+        await settled()
+        patience.end()
+        bench.turns[2].leave()
+        with pytest.raises(PoolExhausted):
+            await waiting
+
+    run(scenario)
+
+
+def test_at_the_end_of_all_waits_one_that_is_being_tried_is_answered_by_that() -> None:
+    """It does not wait on: nobody would end it any more."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+        held = await bench.allocate(1, 2)
+        waiting = bench.allocate(2, 2, wait_s=60)
+        await settled()
+        assert bench.turns[2].try_take()
+        await bench.release(held)
+        await settled()
+        finish(bench.pool.allocate(1, bench.prompt(1)))
+        bench.admission.give_up_all(SessionUnknown())
+        bench.turns[2].leave()
+        with pytest.raises(PoolExhausted):
+            await waiting
 
     run(scenario)

@@ -47,6 +47,7 @@ def kept(keeper: Unkept, parts: tuple[Part, ...] | None = None) -> ServedPool:
             await served.memory.close()
         else:
             ledger.close()
+        served.page.close()
         return served
 
     return asyncio.run(keeping())
@@ -58,8 +59,9 @@ def test_a_pool_comes_back_with_all_its_parts(keeper: Unkept) -> None:
     (found,) = kept_pools(keeper)
     assert found.facts == PoolFacts("e.1", "t", "p", 600, DESCRIPTOR, ("", ""))
     assert [(part.export.kind, part.export.size_bytes) for part in found.parts] == [(ArenaKind.HOST, 512)] * 2
-    fds = [found.ledger_fd, *(fd for part in found.parts for fd in part.export.fds)]
-    assert len({os.fstat(fd).st_ino for fd in fds}) == 3
+    assert found.page_fd is not None
+    fds = [found.ledger_fd, found.page_fd, *(fd for part in found.parts for fd in part.export.fds)]
+    assert len({os.fstat(fd).st_ino for fd in fds}) == 4
     for fd in fds:
         os.close(fd)
     drop_pool(keeper, served)
@@ -74,7 +76,20 @@ def test_memory_that_a_device_keeps_comes_back_by_its_handle(keeper: Unkept) -> 
     (found,) = kept_pools(keeper)
     assert [(part.export, part.allocation) for part in found.parts] == [(IPC, "a"), (IPC, "b")]
     assert found.facts.places == ("GPU-1", "GPU-1")
+    assert found.page_fd is not None
     os.close(found.ledger_fd)
+    os.close(found.page_fd)
+
+
+def test_a_pool_of_a_version_without_status_pages_comes_back(keeper: Unkept) -> None:
+    """It gets a page then."""
+    kept(keeper)
+    ledger_fd, page_fd = keeper.hand_over("pool/1")
+    keeper.keep("pool/1", keeper.kept["pool/1"].meta, (ledger_fd,))
+    (found,) = kept_pools(keeper)
+    assert found.page_fd is None
+    for fd in (ledger_fd, page_fd, found.ledger_fd, *(fd for part in found.parts for fd in part.export.fds)):
+        os.close(fd)
 
 
 @pytest.mark.parametrize("missing", ["pool/1", "pool/1/part/0", "pool/1/part/1"])

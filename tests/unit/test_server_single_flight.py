@@ -12,7 +12,8 @@ from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.steps import Steps, finish
 from kvharbor.pool.writers import PATIENCE_S
-from kvharbor.server.admission import Admission, Application, Granted
+from kvharbor.server.admission import Admission, Granted
+from kvharbor.server.applications import Application, Patience
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
 from kvharbor.server.session_errors import SessionUnknown
@@ -27,6 +28,7 @@ MINUTE_S = 60.0
 class Applicant:
     """A session, as far as waiting is concerned."""
 
+    number: int
     ended: bool = False
 
 
@@ -40,7 +42,7 @@ class Bench:
         self.owner = PoolOwner(self.pool, EventLog(1 << 20), self.now, self.crashes.append)
         self.admission = Admission(self.owner)
         self.turns = {number: Turns() for number in range(1, session_count + 1)}
-        self.applicants = {number: Applicant() for number in self.turns}
+        self.applicants = {number: Applicant(number) for number in self.turns}
         for number in self.turns:
             self.pool.open_session(number, "tenant")
 
@@ -52,17 +54,31 @@ class Bench:
         return self.admission.single_flight.waiting_count
 
     def ask(
-        self, session: int, prompt: Prompt, *, pending_wait_s: float = MINUTE_S, wait_s: float = 0.0
+        self,
+        session: int,
+        prompt: Prompt,
+        *,
+        pending_wait_s: float = MINUTE_S,
+        wait_s: float = 0.0,
+        patience: Patience | None = None,
     ) -> "asyncio.Task[SequenceView]":
         """Starts an Allocate that lets others finish what they compute."""
 
-        def start() -> Steps[Granted]:
+        def start() -> Steps[SequenceView]:
             return self.pool.allocate(session, prompt)
 
         def unless_pending() -> Steps[Granted]:
             return self.pool.allocate_unless_pending(session, prompt)
 
-        application = Application(self.applicants[session], "tenant", self.turns[session], start, prompt, 0, None)
+        block_count = -(-len(prompt.token_ids) // (4 * BLOCK_TOKENS))
+        application = Application(
+            self.applicants[session],
+            "tenant",
+            self.turns[session],
+            start,
+            block_count,
+            patience=patience or Patience(),
+        )
         return asyncio.create_task(
             self.admission.allocate_after_others(application, unless_pending, wait_s, pending_wait_s)
         )
@@ -401,3 +417,28 @@ def test_others_are_served_while_a_crowd_is_woken() -> None:
 
 def _note(order: list[int], session: int, _: object) -> None:
     order.append(session)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_an_end_of_patience_has_the_caller_compute_it_himself(is_early: bool) -> None:
+    """[W6] As at the end of his time: while he waits, or before his wait has begun."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        writer = await bench.ask(1, prompt_of())
+        patience, began_at = Patience(), bench.now()
+        assert bench.turns[2].try_take()
+        waiting = bench.ask(2, prompt_of(), patience=patience)
+        await settled()
+        if is_early:
+            patience.end()
+        bench.turns[2].leave()
+        await settled()
+        if not is_early:
+            assert not waiting.done()
+            patience.end()
+        assert ((await waiting).cached_tokens, bench.now()) == (0, began_at)
+        await bench.release(writer)
+        bench.check()
+
+    run_jumping(scenario)

@@ -5,15 +5,9 @@ from google.protobuf import duration_pb2
 
 from kvharbor.gpumem import BlockOrder, DataType, Layout, LayoutInvalid
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.wire import (
-    duration_message,
-    identity_of,
-    integers,
-    layout_message,
-    layout_of,
-    little_endian,
-    seconds_of,
-)
+from kvharbor.server.layout_messages import identity_of, layout_message, layout_of
+from kvharbor.server.wire import duration_message, held_of, integers, little_endian, prompt_of, seconds_of
+from kvharbor.v1 import cache_service_pb2 as cache_pb
 from kvharbor.v1 import types_pb2
 
 
@@ -61,3 +55,21 @@ def test_durations_keep_their_milliseconds_and_their_bounds() -> None:
             seconds_of("ttl", duration_pb2.Duration(seconds=seconds))
     with pytest.raises(InvalidField, match=r"must be 0\.001 s to ten years"):
         seconds_of("ttl", duration_pb2.Duration(nanos=1), least_s=0.001)
+
+
+@pytest.mark.parametrize("request_type", [cache_pb.AllocateRequest, cache_pb.LookupRequest, cache_pb.WarmupRequest])
+def test_calls_about_tokens_take_no_opaque_namespace(
+    request_type: type[cache_pb.AllocateRequest | cache_pb.LookupRequest | cache_pb.WarmupRequest],
+) -> None:
+    """A namespace is exact or opaque, never both: tokens say nothing where blocks are known by opaque keys."""
+    request = request_type(token_ids=bytes(4), namespace=types_pb2.NamespaceKey(version="v", scheme="engine/sha256"))
+    with pytest.raises(InvalidField, match=r"namespace\.scheme is .*use block calls"):
+        prompt_of(request)
+    request.namespace.scheme = ""
+    assert prompt_of(request).version == "v"
+
+
+def test_a_sequence_is_resumed_in_an_exact_namespace() -> None:
+    """As it was allocated in one."""
+    with pytest.raises(InvalidField, match=r"namespace\.scheme is"):
+        held_of(cache_pb.HeldSequence(namespace=types_pb2.NamespaceKey(scheme="engine/sha256")), 1)

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kvharbor.server.arena_choice import arenas_of
 from kvharbor.server.arenas import Arenas
-from kvharbor.server.attaching import Attachment, attachment
+from kvharbor.server.attaching import Attachment, attachment, status_attachment
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.crash import crash
 from kvharbor.server.errors import Draining
@@ -34,15 +34,25 @@ from kvharbor.server.readiness import Readiness
 from kvharbor.server.record_call import RecordCall
 from kvharbor.server.resume_call import ResumeCall
 from kvharbor.server.sequence_calls import SequenceCalls
+from kvharbor.server.sequence_operations import SequenceOperations
 from kvharbor.server.session import Session
 from kvharbor.server.session_end import end_in_pool
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import Settings
 from kvharbor.server.side import SideRules, SideServer
 from kvharbor.server.stall import ServiceLoop
+from kvharbor.server.stream.stream_calls import StreamCalls
 from kvharbor.server.supervised import Supervised
 from kvharbor.server.watch_call import WatchCall
-from kvharbor.v1 import cache_service_pb2, cache_service_pb2_grpc, pool_service_pb2, pool_service_pb2_grpc, side_pb2
+from kvharbor.v1 import (
+    cache_service_pb2,
+    cache_service_pb2_grpc,
+    pool_service_pb2,
+    pool_service_pb2_grpc,
+    side_pb2,
+    stream_service_pb2,
+    stream_service_pb2_grpc,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -52,14 +62,23 @@ _LAST_ANSWERS_S = 0.2
 _SERVICE_NAMES = (
     pool_service_pb2.DESCRIPTOR.services_by_name["PoolService"].full_name,
     cache_service_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name,
+    stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"].full_name,
 )
 
 
 class CacheCalls(SequenceCalls, ResumeCall, PrefixCalls, WatchCall, RecordCall):
     """CacheService, of its parts."""
 
-    def __init__(self, gate: Gate, callers: Callers, pools: Pools, sessions: Sessions, settings: Settings) -> None:
-        SequenceCalls.__init__(self, gate, callers, pools, handoff_ttl_s=settings.handoff_ttl_s)
+    def __init__(
+        self,
+        gate: Gate,
+        callers: Callers,
+        pools: Pools,
+        sessions: Sessions,
+        sequences: SequenceOperations,
+        settings: Settings,
+    ) -> None:
+        SequenceCalls.__init__(self, gate, callers, pools, sequences)
         ResumeCall.__init__(self, gate, callers, pools)
         PrefixCalls.__init__(self, gate, callers, pools, sessions)
         WatchCall.__init__(self, gate, callers, pools, progress_s=settings.watch_progress_s)
@@ -74,6 +93,7 @@ class Service:
     arenas: Arenas
     pools: Pools
     sessions: Sessions
+    streams: StreamCalls
     side: SideServer
     readiness: Readiness
     addresses: dict[str, str | None]
@@ -104,8 +124,11 @@ async def assembled(
         max_message_bytes=settings.max_message_bytes,
     )
     pool_service_pb2_grpc.add_PoolServiceServicer_to_server(pool_calls, server)
-    cache_calls = CacheCalls(gate, callers, pools, sessions, settings)
+    sequences = SequenceOperations(pools, handoff_ttl_s=settings.handoff_ttl_s)
+    cache_calls = CacheCalls(gate, callers, pools, sessions, sequences, settings)
     cache_service_pb2_grpc.add_CacheServiceServicer_to_server(cache_calls, server)
+    streams = StreamCalls(gate, callers, pools, sequences)
+    stream_service_pb2_grpc.add_StreamServiceServicer_to_server(streams, server)
     readiness = Readiness(_SERVICE_NAMES)
     await readiness.starting()
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
@@ -125,6 +148,7 @@ async def assembled(
         max_sessions=settings.max_sessions,
         identify=lambda pid, uid: Peer(pid, uid, settings.tenant_of(uid), settings.administrates(uid)),
         attach=attach,
+        attach_status=lambda session, asked: status_attachment(pools.opened(session, asked.pool_id).served),
         refusal=lambda: gate.refusal,
         crash=crash,
     )
@@ -161,7 +185,7 @@ async def assembled(
             undo.push_async_callback(http.close)
             await http.start()
         await server.start()
-        yield Service(gate, arenas, pools, sessions, side, readiness, addresses)
+        yield Service(gate, arenas, pools, sessions, streams, side, readiness, addresses)
 
 
 def _tick(life: Life, supervised: Supervised, loop_lag: Histogram) -> None:

@@ -8,24 +8,30 @@ from dataclasses import dataclass
 from kvharbor.gpumem import ArenaKind, DeviceNotVisible, Export
 from kvharbor.gpumem.devices import same_device
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.layout_messages import device_memory_message
 from kvharbor.server.members import Mode
 from kvharbor.server.part import Part
 from kvharbor.server.served_pool import ServedPool
 from kvharbor.server.session_errors import MpsClientRefused
-from kvharbor.server.wire import device_memory_message
 from kvharbor.v1 import side_pb2, types_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The memory of a part as it is handed to a worker. The descriptors are copies, to be closed once they are sent.
+    """Memory as it is handed to a worker. The descriptors are copies, to be closed once they are sent.
 
     A worker that does not read makes them wait, and the pool may be dropped meanwhile: its own numbers would by then
     be other files'.
     """
 
-    message: side_pb2.Attached
+    message: side_pb2.SideResponse
     fds: tuple[int, ...]
+
+
+def status_attachment(served: ServedPool) -> Attachment:
+    """Returns what any member gets to read a pool's status page by."""
+    attached = side_pb2.StatusAttached(pool_id=served.pool_id)
+    return Attachment(side_pb2.SideResponse(status_attached=attached), (served.page.reading_descriptor(),))
 
 
 def attachment(
@@ -39,11 +45,12 @@ def attachment(
     part = _part(served, asked.part)
     export = part.export
     if export.kind is ArenaKind.HOST:
-        return Attachment(side_pb2.Attached(pool=descriptor, part=asked.part), (_host_descriptor(export, mode),))
+        message = side_pb2.Attached(pool=descriptor, part=asked.part)
+        return Attachment(side_pb2.SideResponse(attached=message), (_host_descriptor(export, mode),))
     _check_view(export.device, asked.device_view, allow_mps=allow_mps)
     memory = device_memory_message(export)
     message = side_pb2.Attached(pool=descriptor, part=asked.part, device_memory=memory)
-    return Attachment(message, _duplicates(export.fds))
+    return Attachment(side_pb2.SideResponse(attached=message), _duplicates(export.fds))
 
 
 def _part(served: ServedPool, part: int) -> Part:

@@ -122,6 +122,7 @@ class Gated(Protocol):
 S = TypeVar("S", bound=Gated)
 Call = Callable[[S, Q, Context], Coroutine[Any, Any, R]]
 Stream = Callable[[S, Q, Context], AsyncIterator[R]]
+Conversing = Callable[[S, AsyncIterator[Q], Context], Coroutine[Any, Any, None]]
 
 
 def answered(method: Callable[[S, Q, Context], Awaitable[R]]) -> Call[S, Q, R]:
@@ -176,6 +177,30 @@ def streamed(method: Callable[[S, Q, Context], AsyncIterator[R]]) -> Stream[S, Q
                 yield response
         except REFUSALS as refused:
             await abort(context, refused)
+        except Exception:
+            await _abort_unexpected(context, method.__name__)
+        finally:
+            gate.stream_count -= 1
+
+    return call
+
+
+def conversing(method: Callable[[S, AsyncIterator[Q], Context], Awaitable[None]]) -> Conversing[S, Q]:
+    """Does for a method that reads and writes a stream what `streamed` does."""
+
+    @functools.wraps(method)
+    async def call(servicer: S, requests: AsyncIterator[Q], context: Context) -> None:
+        gate = servicer.gate
+        context.set_trailing_metadata(gate.reply_metadata)
+        gate.stream_count += 1
+        try:
+            if gate.refusal is not None:
+                raise gate.refusal
+            await method(servicer, requests, context)
+        except REFUSALS as refused:
+            await abort(context, refused)
+        except grpc.aio.AbortError:
+            raise
         except Exception:
             await _abort_unexpected(context, method.__name__)
         finally:

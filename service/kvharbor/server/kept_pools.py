@@ -1,7 +1,7 @@
 """Pools as the keeper has them: what each was made with, and its memory.
 
-A pool is kept under "pool/<n>" with its ledger, each of its parts under a name below. The pool comes last and goes
-first: parts without one are those of a pool that nobody was told of, or that is dropped.
+A pool is kept under "pool/<n>" with its ledger and its status page, each of its parts under a name below. The pool
+comes last and goes first: parts without one are those of a pool that nobody was told of, or that is dropped.
 """
 
 import base64
@@ -15,10 +15,10 @@ from kvharbor.gpumem import ArenaKind, Descriptor, Export
 from kvharbor.pool import PoolConfig
 from kvharbor.server.budget import HOST
 from kvharbor.server.keeper import Keeper
+from kvharbor.server.layout_messages import identity_of, layout_message, layout_of
 from kvharbor.server.part import Part
 from kvharbor.server.served_pool import PoolFacts, ServedPool
 from kvharbor.server.settings import Settings
-from kvharbor.server.wire import identity_of, layout_message, layout_of
 from kvharbor.v1 import types_pb2
 
 log = structlog.get_logger(__name__)
@@ -37,10 +37,14 @@ class KeptPart:
 
 @dataclass(frozen=True, slots=True)
 class KeptPool:
-    """A pool that an earlier process has kept. The descriptors of ledger and parts are whoever's has it."""
+    """A pool that an earlier process has kept. The descriptors of ledger, page and parts are whoever's has it.
+
+    A process of a version without status pages has kept none.
+    """
 
     facts: PoolFacts
     ledger_fd: int
+    page_fd: int | None
     parts: tuple[KeptPart, ...]
 
 
@@ -74,7 +78,7 @@ def keep_pool(keeper: Keeper, served: ServedPool) -> None:
         "layout": base64.b64encode(layout).decode(),
         "part_count": len(served.memory.parts),
     }
-    keeper.keep(name, meta, (served.memory.ledger.arena.fd,))
+    keeper.keep(name, meta, (served.memory.ledger.arena.fd, served.page.fd))
 
 
 def drop_pool(keeper: Keeper, served: ServedPool) -> None:
@@ -115,8 +119,8 @@ def _handed_over(keeper: Keeper, name: str) -> KeptPool:
         descriptor=layout.descriptor(meta["block_count"]),
         places=tuple(part.export.device or HOST for part in parts),
     )
-    (ledger_fd,) = keeper.hand_over(name)
-    return KeptPool(facts, ledger_fd, parts)
+    ledger_fd, *page_fds = keeper.hand_over(name)
+    return KeptPool(facts, ledger_fd, page_fds[0] if page_fds else None, parts)
 
 
 def _part_facts(part: Part) -> dict[str, Any]:

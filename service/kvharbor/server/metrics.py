@@ -110,12 +110,14 @@ class Metrics:
         )
         lag.add_metric([], self._loop_lag.cumulative(), self._loop_lag.sum_s)
         yield lag
-        yield _gauge("calls_in_flight", "Unary calls under way.", gate.call_count)
-        yield _gauge("open_streams", "Streaming calls (Watch) under way.", gate.stream_count)
+        yield _gauge("calls_in_flight", "Unary calls, and those on streams, under way.", gate.call_count)
+        yield _gauge("open_streams", "Streaming calls (Watch, Record, Converse) under way.", gate.stream_count)
 
     def _calls(self) -> Iterator[Metric]:
         durations = HistogramMetricFamily(
-            "kvharbor_rpc_duration_seconds", "From a unary call's arrival to its answer.", labels=["method", "code"]
+            "kvharbor_rpc_duration_seconds",
+            "From the arrival of a call, unary or on a stream, to its answer.",
+            labels=["method", "code"],
         )
         for method, code, histogram in self._gate.timings:
             durations.add_metric([method, code], histogram.cumulative(), histogram.sum_s)

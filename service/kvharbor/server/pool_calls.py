@@ -12,13 +12,14 @@ from kvharbor.pool.errors import InvalidField
 from kvharbor.server.descriptors import needing_descriptors
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.greeting import API_VERSION
+from kvharbor.server.layout_messages import descriptor_message, layout_of
 from kvharbor.server.life import Life
 from kvharbor.server.pages import page_size_of
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import ServedPool
 from kvharbor.server.session_calls import SessionCalls
 from kvharbor.server.sessions import Sessions
-from kvharbor.server.wire import descriptor_message, duration_message, layout_of
+from kvharbor.server.wire import duration_message
 from kvharbor.v1 import pool_service_pb2 as pb
 from kvharbor.v1 import types_pb2
 

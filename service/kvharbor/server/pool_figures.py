@@ -61,7 +61,11 @@ GAUGES: Final = (
         "Blocks that pins hold or have been promised.",
         lambda _, stats: stats.warm_budget_used_block_count,
     ),
-    Figure("waiting_allocates", "Allocates that wait for room.", lambda served, _: served.admission.waiting_count),
+    Figure(
+        "waiting_calls",
+        "Calls that wait for room: Allocates, Acquires and Leases.",
+        lambda served, _: served.admission.waiting_count,
+    ),
     Figure(
         "waiting_for_pending",
         "Allocates that wait for blocks which another session is computing.",
@@ -72,6 +76,11 @@ GAUGES: Final = (
         "warm_tasks_filling", "Warm tasks that an engine is at work on.", lambda served, _: served.warm.task_counts[1]
     ),
     Figure("sessions", "Sessions that have the pool open.", lambda served, _: len(served.sessions)),
+    Figure(
+        "leased_blocks",
+        "Reserved blocks that sessions hold by themselves, outside of sequences.",
+        lambda served, _: sum(served.pool.leased_block_count(session.number) for session in served.sessions),
+    ),
 )
 
 COUNTERS: Final = (
@@ -101,8 +110,14 @@ COUNTERS: Final = (
     ),
     Figure(
         "refusals",
-        "Allocates, Extends and Forks refused for want of room.",
+        "Allocates, Acquires, Leases, Extends and Forks refused for want of room.",
         lambda _, stats: stats.counters.refused_count,
+    ),
+    Figure("room_waits", "Times that a call began to wait for room.", lambda served, _: served.admission.wait_count),
+    Figure(
+        "recalls",
+        "Times that sessions were asked to give leased blocks back, as another one lacked room.",
+        lambda served, _: served.page.recall_count,
     ),
     Figure("copied_blocks", "Blocks copied by Fork.", lambda _, stats: stats.counters.copied_block_count),
     Figure(

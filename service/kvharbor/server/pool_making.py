@@ -22,6 +22,7 @@ from kvharbor.server.pool_memory import PoolMemory, pool_with_ledger, recovered_
 from kvharbor.server.served_pool import PoolFacts, ServedPool
 from kvharbor.server.settings import Settings
 from kvharbor.server.sizes import exact_size
+from kvharbor.server.status_page import StatusPage
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +112,10 @@ class PoolMaker:
         pool, ledger = await asyncio.to_thread(recovered_pool, config, kept.ledger_fd, tenants, self._life.first_number)
         parts = tuple(self._arenas.take_up(part.export, part.allocation) for part in kept.parts)
         self.budget.book(facts.places, facts.descriptor.size_bytes)
-        served = self._served(pool, PoolMemory(parts, ledger), facts)
+        page = None if kept.page_fd is None else StatusPage.kept(kept.page_fd)
+        served = self._served(pool, PoolMemory(parts, ledger), facts, page)
+        if page is None:
+            keep_pool(self._keeper, served)
         stats = pool.stats()
         log.info(
             "pool recovered",
@@ -151,9 +155,12 @@ class PoolMaker:
     def _is_closing(self) -> bool:
         return self.closing
 
-    def _served(self, pool: Pool, memory: PoolMemory, facts: PoolFacts) -> ServedPool:
+    def _served(self, pool: Pool, memory: PoolMemory, facts: PoolFacts, page: StatusPage | None = None) -> ServedPool:
         owner = PoolOwner(pool, EventLog(self._settings.watch_backlog), self._clock, self._crash)
-        return ServedPool.of(facts, memory, owner, grace_s=self._arenas.grace_s)
+        guarantee_ratio = self._settings.pool_rules(facts.name).guarantee_ratio or 0.0
+        return ServedPool.of(
+            facts, memory, owner, grace_s=self._arenas.grace_s, page=page, guarantee_ratio=guarantee_ratio
+        )
 
 
 def _less_than_a_block(refused: ArenaTooSmall) -> InvalidField:

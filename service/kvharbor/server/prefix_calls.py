@@ -11,7 +11,7 @@ from kvharbor.server.errors import PoolNotFound
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.peer import Peer
 from kvharbor.server.pools import Pools
-from kvharbor.server.sequence_calls import expire_time
+from kvharbor.server.sequence_operations import expire_time
 from kvharbor.server.served_pool import OpenedPool, ServedPool
 from kvharbor.server.session_errors import ResumeRequired, SessionRequired
 from kvharbor.server.sessions import Sessions
@@ -41,8 +41,8 @@ class PrefixCalls(rpc.CacheServiceServicer):
         served = self._pools.visible(session.peer, request.pool_id)
         ttl_s = seconds_of("ttl", request.ttl, least_s=LEAST_TTL_S) if request.HasField("ttl") else None
         expires_at = None if ttl_s is None else served.owner.clock() + ttl_s
-        asked = PinRequest(prompt_of(request), request.name, expires_at)
         opened = session.opened.get(served.pool_id)
+        asked = PinRequest(prompt_of(request, _version(opened)), request.name, expires_at)
         response = pb.WarmupResponse(accepting_session_count=served.warm.accepting_session_count)
         if request.fill == pb.WARMUP_FILL_ENGINE:
             wait_s = seconds_of("wait", request.wait) if request.HasField("wait") else 0.0
@@ -98,7 +98,9 @@ class PrefixCalls(rpc.CacheServiceServicer):
     @answered
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         served = self._pools.visible(self._callers.peer(context), request.pool_id)
-        prompt = prompt_of(request)
+        session = self._callers.session_or_none(context)
+        opened = None if session is None else session.opened.get(served.pool_id)
+        prompt = prompt_of(request, _version(opened))
         most = request.max_cached_tokens if request.HasField("max_cached_tokens") else None
         presence: Presence = await served.owner.run_unbound(lambda: served.pool.lookup(served.tenant, prompt, most))
         return pb.LookupResponse(
@@ -142,6 +144,11 @@ class PrefixCalls(rpc.CacheServiceServicer):
         chosen = [pools.visible(peer, request.pool_id)] if request.pool_id else pools.all_visible(peer)
         response.pools.extend(_pool_stats(served, peer) for served in chosen)
         return response
+
+
+def _version(opened: OpenedPool | None) -> str:
+    """Returns the version that a request means which names none."""
+    return "" if opened is None else opened.version
 
 
 def _filler(request: pb.WarmupRequest, opened: OpenedPool | None) -> OpenedPool | None:

@@ -1,6 +1,6 @@
 """Resume: a session tells this process what it held with the one before."""
 
-from kvharbor.pool import Resumed
+from kvharbor.pool import Resumed, validate
 from kvharbor.pool.steps import Steps
 from kvharbor.server.batches import each
 from kvharbor.server.gate import Callers, Context, Gate, answered
@@ -8,7 +8,7 @@ from kvharbor.server.handles import number_in
 from kvharbor.server.pools import Pools
 from kvharbor.server.session import State
 from kvharbor.server.session_errors import ResumeRequired
-from kvharbor.server.wire import held_of, sequence_message, shadow_message
+from kvharbor.server.wire import block_run_of, held_of, sequence_message, shadow_message, table_message
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
 from kvharbor.v1 import types_pb2
@@ -43,14 +43,22 @@ class ResumeCall(rpc.CacheServiceServicer):
                 shadows=[shadow_message(shadow) for shadow in resumed.shadows],
             )
 
+        blocks = block_run_of("blocks", request.blocks)
+        validate.text("version", request.version, validate.MAX_KEY_BYTES)
+
         def steps() -> Steps[pb.ResumeResponse]:
+            if request.HasField("version"):
+                opened.version = request.version
             results = yield from each(
                 opened, "sequences", request.sequences, resume, lambda status: pb.ResumeResult(status=status)
             )
+            lost = yield from pool.resume_blocks(number, blocks)
             released_count = 0
             if request.complete and not opened.resumed:
                 released_count = yield from pool.finish_resume(number)
                 opened.resumed = True
-            return pb.ResumeResponse(results=results, released_block_count=released_count)
+            return pb.ResumeResponse(
+                results=results, released_block_count=released_count, lost=table_message(lost) if len(lost) else None
+            )
 
         return await opened.served.owner.run(opened.turns, steps)

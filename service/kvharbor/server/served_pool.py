@@ -10,8 +10,10 @@ from kvharbor.server.errors import ServerError
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
 from kvharbor.server.pool_memory import PoolMemory
+from kvharbor.server.recalls import Recalls
 from kvharbor.server.recorder import Recorder
 from kvharbor.server.session import Session
+from kvharbor.server.status_page import StatusPage
 from kvharbor.server.turns import Turns
 from kvharbor.server.warm_desk import WarmDesk
 
@@ -32,7 +34,8 @@ class PoolFacts:
 class ServedPool:
     """A pool with its memory and its owner, made by `of`. `sessions` has those that opened it.
 
-    `grace_s`: how long after its last process's exit something may still touch the memory.
+    `grace_s`: how long after its last process's exit something may still touch the memory. Its sessions are guaranteed
+    `guarantee_ratio` of its blocks, in equal shares.
     """
 
     pool_id: str
@@ -48,11 +51,34 @@ class ServedPool:
     sessions: set[Session]
     warm: WarmDesk
     recorder: Recorder
+    page: StatusPage
+    recalls: Recalls
 
     @classmethod
-    def of(cls, facts: PoolFacts, memory: PoolMemory, owner: PoolOwner, *, grace_s: float) -> Self:
-        """Returns a pool that nobody has opened yet."""
+    def of(
+        cls,
+        facts: PoolFacts,
+        memory: PoolMemory,
+        owner: PoolOwner,
+        *,
+        grace_s: float,
+        page: StatusPage | None = None,
+        guarantee_ratio: float = 0.0,
+    ) -> Self:
+        """Returns a pool that nobody has opened yet; its `page` is a new one unless an earlier process has kept it."""
         sessions = set[Session]()
+        page = page or StatusPage.made(f"kvharbor-{facts.name}", facts.pool_id.partition(".")[0])
+        guaranteed_count = int(owner.pool.config.block_count * guarantee_ratio)
+        admission = Admission(owner, guarantee=lambda: guaranteed_count // max(len(sessions), 1))
+        recalls = Recalls(owner, page, facts.pool_id, sessions, admission.waiting)
+        admission.wanted = recalls.want
+
+        def show() -> None:
+            page.show(owner.pool, admission.waiting_count)
+
+        admission.waiting_changed = show
+        owner.listeners.append(show)
+        show()
         return cls(
             pool_id=facts.pool_id,
             tenant=facts.tenant,
@@ -63,10 +89,12 @@ class ServedPool:
             memory=memory,
             grace_s=grace_s,
             owner=owner,
-            admission=Admission(owner),
+            admission=admission,
             sessions=sessions,
             warm=WarmDesk(owner, tenant=facts.tenant, pool_id=facts.pool_id, sessions=sessions),
             recorder=Recorder(owner, owner.events.limit_bytes),
+            page=page,
+            recalls=recalls,
         )
 
     @property
@@ -83,14 +111,20 @@ class ServedPool:
         """Copies whole blocks in every part, off the event loop; returns when all are complete."""
         await self.memory.copy(self.descriptor, pairs)
 
-    async def close(self, reason: ServerError) -> None:
-        """Ends watches with `reason`, waits for what is under way and gives the memory back."""
+    def end_waits(self, reason: ServerError) -> None:
+        """Ends watches, recordings and what waits with `reason`."""
         self.events.end_with(reason)
         self.recorder.end_with(reason)
         self.admission.give_up_all(reason)
         self.warm.end_waits(reason)
+
+    async def close(self, reason: ServerError) -> None:
+        """Ends what waits with `reason`, waits for what is under way and gives the memory back."""
+        self.end_waits(reason)
+        self.recalls.close()
         await self.owner.close()
         await self.memory.close()
+        self.page.close()
 
     @property
     def events(self) -> EventLog:
@@ -102,10 +136,12 @@ class ServedPool:
 class OpenedPool:
     """A pool as one session sees it: its calls' order, and how its sequences' handles begin.
 
-    `resumed`: the session has told this process what it holds there, or it was opened with this process.
+    `resumed`: the session has told this process what it holds there, or it was opened with this process. `version` is
+    that of the session's weights, for requests that name none.
     """
 
     served: ServedPool
     turns: Turns
     handle_prefix: str
     resumed: bool = True
+    version: str = ""

@@ -112,6 +112,7 @@ async def _drain(service: Service, grace_s: float) -> None:
     await service.readiness.draining()
     service.gate.drain()
     service.pools.end_watches(Draining())
+    service.streams.finish(Draining())
     await _within(service.gate.idle(), grace_s)
 
 

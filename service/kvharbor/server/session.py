@@ -4,7 +4,7 @@ import asyncio
 import enum
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvharbor.server.members import Member, Mode
 from kvharbor.server.peer import Peer
@@ -22,13 +22,23 @@ class State(enum.Enum):
     ENDING = "ending"
 
 
+class Stream(Protocol):
+    """The stream of a session, as others see it."""
+
+    def recall(self, pool_id: str, block_count: int) -> None:
+        """Asks for leased blocks of a pool."""
+
+    def end(self, reason: BaseException) -> None:
+        """Ends it at once."""
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """One engine. Tokens are secret; `opened` has its pools by pool_id; `warm_notices` if it accepts warm tasks.
 
     `peer` is its leader. Once `ended`, for `cause`, no call may begin in its name; those under way finish first.
     `closed`: its client has asserted that no process of it touches a block any more. `kept_pool_ids` are the pools
-    that it had open with the process before this one. `began_at` is monotonic.
+    that it had open with the process before this one. `began_at` is monotonic. `stream` is the one it has now.
     """
 
     number: int
@@ -46,11 +56,17 @@ class Session:
     cause: str = ""
     closed: bool = False
     ending: "asyncio.Task[int] | None" = None
+    stream: Stream | None = None
 
     @property
     def ended(self) -> bool:
         """Whether no call may begin in its name."""
         return self.state is State.ENDING
+
+    def recall(self, pool_id: str, block_count: int) -> None:
+        """Asks it for leased blocks of a pool, if it has a stream."""
+        if self.stream is not None:
+            self.stream.recall(pool_id, block_count)
 
     @property
     def writers(self) -> list[Member]:

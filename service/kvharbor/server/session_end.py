@@ -6,6 +6,7 @@ from kvharbor.server.quiet import until_gone
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
 from kvharbor.server.session_errors import SessionUnknown
+from kvharbor.server.versions import retire_private
 
 log = structlog.get_logger(__name__)
 
@@ -26,8 +27,9 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
         log.info("blocks quarantined", session=number, pool=served.pool_id, block_count=held.private_block_count)
         await until_gone(session.writers, grace_s)
         await owner.run(opened.turns, lambda: pool.writers_quiet(number))
-    if held.sequence_count or not opened.resumed:
+    if held.sequence_count or held.held_block_count or not opened.resumed:
         await until_gone(session.members, grace_s)
     released_count = await owner.run(opened.turns, lambda: pool.session_quiet(number))
     served.sessions.discard(session)
+    await retire_private(session, opened)
     return released_count

@@ -213,6 +213,8 @@ class Sessions:
         self._quiet.begin(session, member)
 
     def _begin_end(self, session: Session) -> None:
+        if session.stream is not None:
+            session.stream.end(SessionUnknown(session.cause))
         for connection in _sockets(session):
             # Our direction only: the other one still proves its life. Who reads there finds out that it is over.
             _shut(connection, socket.SHUT_WR)

@@ -101,6 +101,7 @@ class PoolSettings(BaseModel):
     eviction_policy: EvictionPolicy | None = Field(default=None, description="As the setting outside.")
     warm_budget_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
     min_reuse_tokens: int | None = Field(default=None, ge=0, description="As the setting outside.")
+    guarantee_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
     layout: LayoutSettings | None = Field(default=None, description="Makes the pool at the start; needs `size`.")
     tenant: Tenant | None = Field(default=None, description="Whose pool that is. Unset: of the service's own user.")
 
@@ -186,6 +187,12 @@ class Settings(BaseModel):
     )
     warm_budget_ratio: float = Field(default=0.25, ge=0, le=1, description="Part of a pool that warm pins may hold.")
     min_reuse_tokens: int = Field(default=0, ge=0, description="Matches shorter than this are not reused.")
+    guarantee_ratio: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Part of a pool of which its sessions have equal shares; one with less goes before who has more.",
+    )
     pools: dict[Annotated[str, Field(pattern=f"^{POOL_NAME_PATTERN}$")], PoolSettings] = Field(
         default_factory=dict, description="Tables [pools.NAME] with rules for the pools of that name."
     )
@@ -244,7 +251,7 @@ class Settings(BaseModel):
     def pool_rules(self, name: str) -> PoolSettings:
         """Returns the rules of pools called `name`; what has a setting of the same name outside is set."""
         own = self.pools.get(name, PoolSettings())
-        general = ("eviction_policy", "warm_budget_ratio", "min_reuse_tokens")
+        general = ("eviction_policy", "warm_budget_ratio", "min_reuse_tokens", "guarantee_ratio")
         return own.model_copy(update={rule: getattr(self, rule) for rule in general if getattr(own, rule) is None})
 
     def tenant_of(self, uid: int) -> str:

@@ -40,6 +40,7 @@ class SideRules:
     max_sessions: int
     identify: Callable[[int, int], Peer]
     attach: Callable[[Session, side_pb2.Attach, Mode], Attachment]
+    attach_status: Callable[[Session, side_pb2.AttachStatus], Attachment]
     refusal: Callable[[], ServerError | None]
     crash: Callable[[BaseException], None]
 
@@ -188,25 +189,31 @@ class SideServer:
         while True:
             request = await frames.receive()
             try:
-                if request.WhichOneof("request") != "attach":
-                    raise InvalidField(
-                        field="request",
-                        value=request.WhichOneof("request") or "empty",
-                        limit="attach after the first hello",
-                        remedy="open another side socket for another session",
-                    )
-                if session.ended:
-                    raise SessionUnknown(session.cause)
-                with needing_descriptors():
-                    attachment = self._rules.attach(session, request.attach, member.mode)
+                attachment = self._attached(request, session, member)
             except REFUSALS as refused:
                 await frames.send(_refused(refused))
                 continue
             try:
-                await frames.send(side_pb2.SideResponse(attached=attachment.message), fds=attachment.fds)
+                await frames.send(attachment.message, fds=attachment.fds)
             finally:
                 for fd in attachment.fds:
                     os.close(fd)
+
+    def _attached(self, request: side_pb2.SideRequest, session: Session, member: Member) -> Attachment:
+        asked = request.WhichOneof("request")
+        if asked not in ("attach", "attach_status"):
+            raise InvalidField(
+                field="request",
+                value=asked or "empty",
+                limit="attach or attach_status after the first hello",
+                remedy="open another side socket for another session",
+            )
+        if session.ended:
+            raise SessionUnknown(session.cause)
+        with needing_descriptors():
+            if asked == "attach_status":
+                return self._rules.attach_status(session, request.attach_status)
+            return self._rules.attach(session, request.attach, member.mode)
 
 
 async def _notify(frames: Frames, notices: WarmNotices) -> None:

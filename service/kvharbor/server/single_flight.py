@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvharbor.pool import Awaited, Outlook
+from kvharbor.server.applications import Patience
 from kvharbor.server.errors import ServerError
 from kvharbor.server.owner import PoolOwner
 
@@ -14,6 +15,7 @@ class _Waiter:
     applicant: object
     asleep: "asyncio.Future[None] | None" = None
     refused: ServerError | None = None
+    is_over: bool = False
 
     def wake(self) -> bool:
         """Returns whether it was asleep."""
@@ -21,6 +23,11 @@ class _Waiter:
             return False
         self.asleep.set_result(None)
         return True
+
+    def time_is_over(self) -> None:
+        """Ends the wait."""
+        self.is_over = True
+        self.wake()
 
 
 class SingleFlight:
@@ -43,12 +50,13 @@ class SingleFlight:
         """Allocates that wait."""
         return len(self._waiters)
 
-    async def wait(self, applicant: object, awaited: Awaited, wait_s: float) -> None:
-        """Returns when it is no use to wait any longer, at the latest after `wait_s`."""
+    async def wait(self, applicant: object, awaited: Awaited, wait_s: float, patience: Patience) -> None:
+        """Returns when it is no use to wait any longer, at the latest after `wait_s` or with the `patience`."""
         owner = self._owner
         deadline = owner.clock() + wait_s
         waiter = self._waiters[awaited] = _Waiter(applicant)
         try:
+            patience.begin(waiter.time_is_over)
             while await self._sleep(waiter, awaited, deadline):
                 if owner.call(lambda: owner.pool.look_again(awaited)) is not Outlook.PENDING:
                     return
@@ -72,7 +80,7 @@ class SingleFlight:
     async def _sleep(self, waiter: _Waiter, awaited: Awaited, deadline: float) -> bool:
         """Sleeps until it is time to look again; returns False when the time is over."""
         loop, now = asyncio.get_running_loop(), self._owner.clock()
-        if now >= deadline:
+        if now >= deadline or waiter.is_over:
             return False
         if not awaited.moved:  # it may have been, between the slice that began the wait and this one
             waiter.asleep = loop.create_future()
@@ -86,7 +94,7 @@ class SingleFlight:
                 stall.cancel()
         if waiter.refused is not None:
             raise waiter.refused
-        return True
+        return not waiter.is_over
 
     def _wake_moved(self) -> None:
         for awaited in self._owner.pool.drain_moved():

@@ -44,6 +44,7 @@ CODES: Final[Mapping[type[Refusal], grpc.StatusCode]] = {
     session_errors.RankTaken: grpc.StatusCode.FAILED_PRECONDITION,
     server_errors.UpgradeFailed: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.BlockHeld: grpc.StatusCode.FAILED_PRECONDITION,
+    pool_errors.BlockNotHeld: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.RequestIdReused: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.SequenceBusy: grpc.StatusCode.FAILED_PRECONDITION,
     DeviceNotVisible: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,48 +1,33 @@
-"""Messages as values of `kvharbor.pool` and `kvharbor.gpumem`, and back. Nothing is decided here."""
+"""Messages as values of `kvharbor.pool`, and back. Nothing is decided here."""
 
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 from google.protobuf import duration_pb2
 
-from kvharbor.gpumem import (
-    ArenaKind,
-    BlockOrder,
-    DataType,
-    Descriptor,
-    Export,
-    Layout,
-    LayoutInvalid,
-    Plane,
-    check_plane_count,
+from kvharbor.pool import (
+    Adopted,
+    BlockRun,
+    Commit,
+    ExpectedReuse,
+    ExtraKey,
+    Held,
+    Hints,
+    Pending,
+    Prompt,
+    SequenceView,
+    Shadow,
+    validate,
 )
-from kvharbor.pool import Adopted, Commit, ExtraKey, Held, Pending, Prompt, SequenceView, Shadow, validate
-from kvharbor.pool.digest import PlaneIdentity, pool_identity
 from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.hints import NO_HINTS
 from kvharbor.v1 import cache_service_pb2 as cache_pb
-from kvharbor.v1 import side_pb2, types_pb2
-
-T = TypeVar("T")
+from kvharbor.v1 import types_pb2
 
 MAX_DURATION_S = 10 * 365 * 86400
 
 _BIG_ENDIAN = sys.byteorder == "big"
-_ORDERS = {
-    BlockOrder.LAYER_MAJOR: types_pb2.BLOCK_ORDER_LAYER_MAJOR,
-    BlockOrder.BLOCK_MAJOR: types_pb2.BLOCK_ORDER_BLOCK_MAJOR,
-}
-_DATA_TYPES = {
-    DataType.FLOAT32: types_pb2.DATA_TYPE_FLOAT32,
-    DataType.FLOAT16: types_pb2.DATA_TYPE_FLOAT16,
-    DataType.BFLOAT16: types_pb2.DATA_TYPE_BFLOAT16,
-    DataType.FLOAT8_E4M3: types_pb2.DATA_TYPE_FLOAT8_E4M3,
-    DataType.FLOAT8_E5M2: types_pb2.DATA_TYPE_FLOAT8_E5M2,
-    DataType.UINT8: types_pb2.DATA_TYPE_UINT8,
-}
-_ORDERS_BY_NUMBER: dict[int, BlockOrder] = {number: order for order, number in _ORDERS.items()}
-_DATA_TYPES_BY_NUMBER: dict[int, DataType] = {number: kind for kind, number in _DATA_TYPES.items()}
 
 
 def little_endian(code: str, values: "array[int] | Iterable[int]") -> bytes:
@@ -70,110 +55,50 @@ def integers(field: str, code: str, data: bytes) -> "array[int]":
     return values
 
 
-def layout_of(message: types_pb2.Layout) -> Layout:
-    """Returns the layout, or raises LayoutInvalid."""
-    # Before they are made: a message has room for a million planes.
-    check_plane_count(len(message.planes))
-    planes = tuple(
-        Plane(
-            name=plane.name,
-            layer_count=plane.layer_count,
-            data_type=_member(f"planes.{plane.name[:32]}.data_type", plane.data_type, _DATA_TYPES_BY_NUMBER),
-            page_bytes=plane.page_bytes,
-            interior=plane.interior,
-            head_count=plane.head_count,
-            head_dim=plane.head_dim,
-        )
-        for plane in message.planes
-    )
-    return Layout(
-        model=message.model,
-        block_tokens=message.block_tokens,
-        planes=planes,
-        order=_member("order", message.order, _ORDERS_BY_NUMBER),
-        tp_size=message.tp_size,
-        scratch_blocks=message.scratch_block_count,
-    )
-
-
-def layout_message(layout: Layout) -> types_pb2.Layout:
-    """Returns the layout as a message."""
-    return types_pb2.Layout(
-        model=layout.model,
-        tp_size=layout.tp_size,
-        block_tokens=layout.block_tokens,
-        scratch_block_count=layout.scratch_blocks,
-        order=_ORDERS[layout.order],
-        planes=[
-            types_pb2.Plane(
-                name=plane.name,
-                layer_count=plane.layer_count,
-                data_type=_DATA_TYPES[plane.data_type],
-                page_bytes=plane.page_bytes,
-                interior=plane.interior,
-                head_count=plane.head_count,
-                head_dim=plane.head_dim,
-            )
-            for plane in layout.planes
-        ],
-    )
-
-
-def descriptor_message(
-    descriptor: Descriptor, kind: ArenaKind, places: Sequence[str], *, pool_id: str, name: str, tenant: str, epoch: str
-) -> types_pb2.PoolDescriptor:
-    """Returns a pool's descriptor as a message; `places` are the devices of its parts, "" for the host."""
-    return types_pb2.PoolDescriptor(
-        pool_id=pool_id,
-        name=name,
-        tenant=tenant,
-        epoch=epoch,
-        arena_kind=kind.value,
-        layout=layout_message(descriptor.layout),
-        block_count=descriptor.block_count,
-        size_bytes=descriptor.size_bytes,
-        spans=[
-            types_pb2.PlaneSpan(
-                name=span.plane.name,
-                offset_bytes=span.offset_bytes,
-                layer_stride_bytes=span.layer_stride_bytes,
-                block_stride_bytes=span.block_stride_bytes,
-            )
-            for span in descriptor.spans
-        ],
-        parts=[types_pb2.PoolPart(device=place) for place in places],
-    )
-
-
-def device_memory_message(export: Export) -> side_pb2.DeviceMemory:
-    """Returns what another process needs to map memory of a device, beside its descriptors."""
-    return side_pb2.DeviceMemory(
-        device=export.device,
-        ipc_handle=export.ipc_handle,
-        offset_bytes=export.offset_bytes,
-        exporter_pid=export.exporter_pid,
-        chunk_bytes=export.chunk_bytes,
-    )
-
-
-def identity_of(layout: Layout) -> bytes:
-    """Returns what the layout contributes to the digests of its blocks."""
-    planes = [
-        PlaneIdentity(plane.name, plane.layer_count, plane.data_type.value, plane.page_bytes, plane.interior)
-        for plane in layout.planes
-    ]
-    return pool_identity(layout.model, layout.tp_size, layout.block_tokens, planes)
-
-
 def prompt_of(
-    request: cache_pb.AllocateRequest | cache_pb.LookupRequest | cache_pb.WarmupRequest,
+    request: cache_pb.AllocateRequest | cache_pb.LookupRequest | cache_pb.WarmupRequest, version: str = ""
 ) -> Prompt:
-    """Returns the prompt that the request carries."""
-    extra_keys = _extra_keys(request.extra_keys)
+    """Returns the prompt that the request carries; `version` is that of a session, for one that names none."""
+    extra_keys = extra_keys_of(request.extra_keys)
+    hints = NO_HINTS
+    if isinstance(request, cache_pb.AllocateRequest) and request.HasField("hints"):
+        hints = hints_of(request.hints)
     if not request.HasField("namespace"):
-        return Prompt(request.token_ids, extra_keys)
+        return Prompt(request.token_ids, extra_keys, version, hints=hints)
     namespace = request.namespace
-    return Prompt(request.token_ids, extra_keys, namespace.version, namespace.adapter, namespace.salt)
+    _refuse_scheme(namespace)
+    version = namespace.version or version
+    return Prompt(request.token_ids, extra_keys, version, namespace.adapter, namespace.salt, hints)
+
+
+def hints_of(message: cache_pb.Hints) -> Hints:
+    """Returns what a request's caller knows of it; a word that this version does not know says nothing."""
+    retention_s = seconds_of("hints.retention", message.retention) if message.HasField("retention") else 0.0
+    is_known = message.expected_reuse in cache_pb.ExpectedReuse.values()
+    reuse = ExpectedReuse(message.expected_reuse) if is_known else ExpectedReuse.UNKNOWN
+    return Hints(message.priority, retention_s, reuse)
+
+
+def block_run_of(field: str, table: types_pb2.BlockTable) -> BlockRun:
+    """Returns blocks with their generations; refuses arrays of different lengths."""
+    run = BlockRun(
+        integers(f"{field}.block_ids", "I", table.block_ids), integers(f"{field}.generations", "Q", table.generations)
+    )
+    if len(run.block_ids) != len(run.generations):
+        raise InvalidField(
+            field=field,
+            value=f"{len(run.block_ids)} blocks with {len(run.generations)} generations",
+            limit="a generation for each block",
+            remedy="send both arrays in one order",
+        )
+    return run
+
+
+def table_message(run: BlockRun) -> types_pb2.BlockTable:
+    """Returns blocks as a message."""
+    return types_pb2.BlockTable(
+        block_ids=little_endian("I", run.block_ids), generations=little_endian("Q", run.generations)
+    )
 
 
 def commit_of(item: cache_pb.CommitItem) -> Commit:
@@ -188,16 +113,18 @@ def commit_of(item: cache_pb.CommitItem) -> Commit:
     return Commit(
         computed_tokens=item.computed_tokens,
         new_token_ids=item.new_token_ids,
-        extra_keys=_extra_keys(item.extra_keys),
+        extra_keys=extra_keys_of(item.extra_keys),
         written=written,
         switched=tuple(item.switched_positions),
         known_token_count=item.known_token_count if item.HasField("known_token_count") else None,
+        appended=block_run_of("appended", item.appended) if item.HasField("appended") else None,
     )
 
 
 def held_of(item: cache_pb.HeldSequence, number: int) -> Held:
     """Returns a sequence as its session has it; `number` is that of its handle."""
     sequence = item.sequence
+    _refuse_scheme(item.namespace)
     return Held(
         number=number,
         block_ids=integers("sequence.table.block_ids", "I", sequence.table.block_ids),
@@ -207,7 +134,7 @@ def held_of(item: cache_pb.HeldSequence, number: int) -> Held:
         token_count=sequence.token_count,
         committed_tokens=item.committed_tokens,
         tail_token_ids=item.tail_token_ids,
-        extra_keys=_extra_keys(item.extra_keys),
+        extra_keys=extra_keys_of(item.extra_keys),
         version=item.namespace.version,
         adapter=item.namespace.adapter,
         salt=item.namespace.salt,
@@ -279,13 +206,17 @@ def duration_message(seconds: float) -> duration_pb2.Duration:
     return message
 
 
-def _extra_keys(messages: Sequence[types_pb2.ExtraKey]) -> tuple[ExtraKey, ...]:
+def _refuse_scheme(namespace: types_pb2.NamespaceKey) -> None:
+    if namespace.scheme:
+        raise InvalidField(
+            field="namespace.scheme",
+            value=f"{len(namespace.scheme)} characters long",
+            limit="empty, where blocks are told by their tokens",
+            remedy="use block calls",
+        )
+
+
+def extra_keys_of(messages: Sequence[types_pb2.ExtraKey]) -> tuple[ExtraKey, ...]:
+    """Returns extra keys, or refuses too many."""
     validate.listed("extra_keys", len(messages), validate.MAX_EXTRA_KEYS)
     return tuple([ExtraKey(key.token_offset, key.value) for key in messages])
-
-
-def _member(field: str, number: int, members: dict[int, T]) -> T:
-    if number not in members:
-        names = ", ".join(str(member) for member in members.values())
-        raise LayoutInvalid(field, number, f"a known value ({names})", "set it, or update the service")
-    return members[number]

@@ -1,9 +1,10 @@
-"""Ends the sequences of a call that was given up, where nobody could name them any more."""
+"""Ends what a call has made that was given up, where nobody could name it any more [S22]."""
 
 import asyncio
 from types import TracebackType
 from typing import Self
 
+from kvharbor.pool import BlockRun
 from kvharbor.pool.steps import Steps
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
@@ -32,10 +33,47 @@ class Withdrawal:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if exc_type is asyncio.CancelledError and not self._is_named:
+        if exc_type is asyncio.CancelledError:
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Ends them, unless they have a name."""
+        if not self._is_named:
             owner = self._opened.served.owner
             owner.spawn(owner.run(self._opened.turns, self._release))
 
     def _release(self) -> Steps[None]:
         for number in self._made:
             yield from self._opened.served.pool.release(self._session.number, number)
+
+
+class BlockWithdrawal:
+    """Surrounds a call that takes blocks. Cancelled in it, they are given back in the session's next turn."""
+
+    def __init__(self, session: Session, opened: OpenedPool) -> None:
+        self._session = session
+        self._opened = opened
+        self._taken: list[BlockRun] = []
+
+    def note(self, *taken: BlockRun) -> None:
+        """The call has taken these, which the session had not held."""
+        self._taken += taken
+
+    def withdraw(self) -> None:
+        """Gives all of them back, the last first."""
+        owner = self._opened.served.owner
+        owner.spawn(owner.run(self._opened.turns, self._release))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is asyncio.CancelledError:
+            self.withdraw()
+
+    def _release(self) -> Steps[None]:
+        for taken in reversed(self._taken):
+            if len(taken) and not self._session.ended:
+                yield from self._opened.served.pool.release_blocks(self._session.number, taken)

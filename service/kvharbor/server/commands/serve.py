@@ -34,6 +34,9 @@ def serve(
     eviction_policy: Annotated[_Text, _flag("Which cached blocks go first: auto or lru.", "auto")] = None,
     warm_budget_ratio: Annotated[_Text, _flag("Part of a pool that warm pins may hold.", "0.25")] = None,
     min_reuse_tokens: Annotated[_Text, _flag("Matches shorter than this are not reused.", "0")] = None,
+    guarantee_ratio: Annotated[
+        _Text, _flag("Part of a pool of which its sessions have equal shares; one with less goes first.", "0.5")
+    ] = None,
     anonymous_tenant: Annotated[_Text, _flag("Tenant of callers without a session.", "none")] = None,
     handoff_ttl_s: Annotated[_Text, _flag("Seconds that a hand-off waits for its Adopt.", "30")] = None,
     hello_timeout_s: Annotated[_Text, _flag("Seconds that a side socket has to say hello.", "5")] = None,

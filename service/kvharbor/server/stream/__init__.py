@@ -1,0 +1,1 @@
+"""Calls on a stream: one a session, its requests in order."""

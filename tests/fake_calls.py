@@ -25,6 +25,7 @@ class FakeSequences:
         self.resumes: queue.Queue[cache.ResumeRequest] = queue.Queue()
         self.resumed = True
         self._numbers = iter(range(1, 10_000))
+        self._next_block = 1
 
     def answer(self, method: str, request: Any) -> Any:
         """Does what a call of the CacheService asks."""
@@ -51,8 +52,8 @@ class FakeSequences:
     def _grow(self, sequence: types_pb2.Sequence, capacity: int) -> None:
         have = len(sequence.table.block_ids) // 4
         need = -(-capacity // self.layout.block_tokens)
-        first = 1 + sum(len(other.table.block_ids) // 4 for other in self.known.values())
-        added = np.arange(first, first + max(need - have, 0))
+        added = np.arange(self._next_block, self._next_block + max(need - have, 0))
+        self._next_block += len(added)
         sequence.table.block_ids += added.astype("<u4").tobytes()
         sequence.table.generations += np.full(len(added), 5, "<u8").tobytes()
         sequence.capacity_tokens = max(need, have) * self.layout.block_tokens

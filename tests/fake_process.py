@@ -5,6 +5,7 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from grpc_status import rpc_status
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, side_pb2, types_pb2
 from kvharbor.v1 import pool_service_pb2 as pools
+from kvharbor.v1 import stream_service_pb2 as stream_pb2
 
 DEADLINE_S = 10.0
 _LENGTH = struct.Struct("<I")
@@ -46,6 +48,9 @@ class Answers(Protocol):
     def answer(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
         """Answers a call."""
 
+    def converse(self, process: Any, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """Serves a stream that has come to this process."""
+
     def side_answer(self, request: side_pb2.SideRequest) -> tuple[side_pb2.SideResponse, tuple[int, ...]]:
         """Answers one frame, with descriptors."""
 
@@ -60,6 +65,14 @@ class Process:
             self._server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(name, self._handlers(methods)),)
             )
+        stream: Any = grpc.stream_stream_rpc_method_handler(
+            lambda requests, context: answers.converse(self, requests, context),
+            request_deserializer=stream_pb2.ConverseRequest.FromString,
+            response_serializer=lambda response: response.SerializeToString(),
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("kvharbor.v1.StreamService", {"Converse": stream}),)
+        )
         # A server that stops removes the path that it was bound to: by then it must not be the next one's.
         own_path = answers.path.with_suffix(f".{id(self):x}")
         self._server.add_insecure_port(f"unix:{own_path}")

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from contract.leaks import mapped_arenas
 from fake_calls import FakeSequences
 from fake_process import DEADLINE_S as DEADLINE_S
 from fake_process import Process, abort, refused
+from fake_stream import FakeBlocks
 from kvharbor.client import descriptors
 from kvharbor.gpumem import Arena, ArenaKind, Descriptor, HostArena, Layout
 from kvharbor.v1 import cache_service_pb2 as cache
@@ -40,8 +41,8 @@ class FakeService:
     """One session's service. `calls` has every request that was answered or begun, by the method's name.
 
     `before` and `after` have what is run before a method takes effect, and before its reply leaves. `attaches` has
-    what was asked for on side sockets. While `in_use` the pool is not dropped; while `starting` no session begins. Made
-    of arenas of another kind, it hands out their memory instead.
+    what was asked for on side sockets. While `in_use` the pool is not dropped; while `starting` no session begins;
+    while `refuse_stream` there is none. Made of arenas of another kind, it hands out their memory instead.
     """
 
     def __init__(self, folder: Path, layout: Layout, block_count: int, make_arena: MakeArena = host_arena) -> None:
@@ -56,9 +57,12 @@ class FakeService:
         self.hellos: queue.Queue[side_pb2.Hello] = queue.Queue()
         self.accepted: list[socket.socket] = []
         self.held = FakeSequences(layout)
+        self.blocks = FakeBlocks(self.held, first_block=block_count // 2)
         self.opened = False
         self.in_use = False
         self.starting = False
+        self.refuse_stream = False
+        self._knows_session = True
         self._make_arena = make_arena
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.path.with_suffix(".side")))
@@ -104,7 +108,9 @@ class FakeService:
 
     def blink(self) -> None:
         """Forgets what a process forgets, while the calls under way are still answered: an answer that comes late."""
+        self._knows_session = False
         self.held.known.clear()
+        self.blocks.forget()
         self.held.resumed = False
         for connection in [*self.accepted]:
             with contextlib.suppress(OSError):
@@ -122,6 +128,7 @@ class FakeService:
             connection.close()
         self.accepted.clear()
         self.epoch = f"e{int(self.epoch[1:]) + 1}"
+        self.blocks.kept.clear()
         self._close_arenas()
         self.arenas = self._new_arenas()
         self.held.resumed, self.opened = True, False
@@ -198,6 +205,7 @@ class FakeService:
             return refused("STARTING")
         if hello.HasField("resume") and hello.resume.token not in (TOKEN, MEMBER_TOKEN):
             return refused("SESSION_UNKNOWN")
+        self._knows_session = True
         member = hello.HasField("join") or (hello.HasField("resume") and hello.resume.token == MEMBER_TOKEN)
         welcome = side_pb2.Welcome(
             session_id="7",
@@ -263,11 +271,23 @@ class FakeService:
                 return pools.GetServerInfoResponse(epoch=self.epoch)
         if method != "Resume" and request.pool_id != self.pool_id:
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
-        if method != "Resume" and not self.held.resumed:
+        if not self.held.resumed and (method != "Resume" or not self._knows_session):
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "RESUME_REQUIRED")
         if method == "Handoff" and request.commit.sequence_id not in self.sequences:
             abort(context, grpc.StatusCode.NOT_FOUND, "SEQUENCE_NOT_FOUND")
-        return self.held.answer(method, request)
+        lost = self.blocks.resume(request) if method == "Resume" else None
+        reply = self.held.answer(method, request)
+        if lost is not None:
+            reply.lost.CopyFrom(lost)
+        return reply
+
+    def converse(self, process: Process, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """Serves the session's stream, once its pool is resumed."""
+        if not self.held.resumed:
+            abort(context, grpc.StatusCode.FAILED_PRECONDITION, "RESUME_REQUIRED")
+        if self.refuse_stream:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        yield from self.blocks.converse(requests, lambda: self._running is not process)
 
 
 def _nothing() -> None:

@@ -220,3 +220,47 @@ with connect() as operator:
     pool.unwarm("w")
 """
     assert run(example, shared_service.target) == "64 0\n64\n"
+
+
+def test_an_engine_with_tables_of_its_own_holds_blocks(shared_service: ServiceProcess) -> None:
+    """Two prompts of the example: the second one finds what the first has published; afterwards all is cached."""
+    example = f"""{EXAMPLES[7]}
+import hashlib
+from kvharbor.client import connect
+from kvharbor.gpumem import DataType, Layout
+
+layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
+keys = [hashlib.sha256(bytes([number])).digest() for number in range(3)]
+with connect() as harbor:
+    pool = harbor.open_pool("own-tables", layout, size="1MiB")
+    for count in (2, 3):
+        got = admit(pool, keys[:count], 4, lambda held, leased: print(len(held), len(leased)))
+        finish(pool, got)
+        pool.blocks.flush()
+    print(is_worth_asking(pool, 4), pool.stats().cached_block_count, pool.stats().reserved_block_count)
+"""
+    assert run(example, shared_service.target) == "0 4\n2 2\nTrue 3 0\n"
+
+
+def test_a_batch_decodes_without_a_call(shared_service: ServiceProcess) -> None:
+    """As the example says it: what it leaves is whole blocks of prompt and new tokens."""
+    example = f"""{EXAMPLES[8]}
+from kvharbor.client import connect
+from kvharbor.gpumem import DataType, Layout
+
+def forward(slots, tables):
+    for layer in range(2):
+        pool.views.numpy("k", layer)[slots] = 1
+    return [7] * len(tables)
+
+layout = Layout.attention("toy@1", 2, 2, 8, DataType.FLOAT32, block_tokens=16)
+with connect() as harbor:
+    pool = harbor.open_pool("decoding", layout, size="1MiB")
+    sequences = [pool.allocate([number] * 10) for number in range(4)]
+    for sequence in sequences:
+        sequence.commit(10)
+    decode(pool, sequences, forward, [7] * 4, step_count=40)
+    pool.blocks.flush()
+    print(pool.lookup([2] * 10 + [7] * 38).present_tokens, pool.stats().sequence_count)
+"""
+    assert run(example, shared_service.target) == "48 0\n"

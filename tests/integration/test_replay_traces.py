@@ -89,6 +89,21 @@ def test_auto_is_as_good_as_the_best_known_policy(name: str, block_count: int, b
 
 
 @pytest.mark.parametrize(
+    ("name", "block_count", "hits", "evictions"),
+    [
+        (CONVERSATION, 1_828, 28_989, 257_683),
+        (CONVERSATION, 45_698, 102_116, 140_686),
+        (RAG, 1_090, 50_980, 107_936),
+        pytest.param(AGENTS, 2_855, 832_926, 2_291_130, marks=long_replay),
+    ],
+)
+def test_auto_of_the_real_pool(name: str, block_count: int, hits: int, evictions: int) -> None:
+    """[H1] Block by block the same, however it is computed, as long as nobody gives hints."""
+    outcome = replay(trace_named(name), Setting("auto", block_count, SEQUENTIAL))
+    assert (outcome.hit_block_count, outcome.evicted_block_count) == (hits, evictions)
+
+
+@pytest.mark.parametrize(
     ("name", "mode", "block_count", "hits"),
     [
         (CONVERSATION, SEQUENTIAL, 9_140, 105_710),

@@ -16,7 +16,7 @@ from integration.stream_pools import BLOCK_COUNT, Parties
 from integration.stream_pools import parties as parties
 from kvharbor.v1 import errors_pb2, side_pb2
 from raw_caller import RawCaller, ask
-from raw_stream import count, first, leasing, releasing
+from raw_stream import RawStream, count, first, leasing, releasing
 from service_process import ServiceProcess
 from waiting import until
 
@@ -91,6 +91,25 @@ def test_a_client_can_only_read_it(parties: Parties) -> None:
         seals = fcntl.fcntl(page.fd, fcntl.F_GET_SEALS)
         assert seals & fcntl.F_SEAL_SHRINK
         assert seals & fcntl.F_SEAL_GROW
+
+
+def test_a_page_that_somebody_has_scribbled_on_harms_nobody_else(service: ServiceProcess) -> None:
+    """A descriptor can be opened anew, for writing too, by whoever may do as he likes: the service reads nothing there."""
+    with RawCaller(str(service.socket)) as caller, RawCaller(str(service.socket)) as other:
+        pool_id = caller.open_pool("p", block_count=BLOCK_COUNT)
+        other.open_pool("p", block_count=BLOCK_COUNT)
+        with RawStream(caller) as stream, RawStream(other) as asking, page_of(caller, pool_id) as page:
+            stream.lease(pool_id, BLOCK_COUNT)
+            try:
+                fd = os.open(f"/proc/self/fd/{page.fd}", os.O_RDWR)
+            except PermissionError:
+                return
+            os.pwrite(fd, b"\xff" * 4096, 0)
+            os.close(fd)
+            assert asking.lease(pool_id, 1).reason == errors_pb2.ERROR_REASON_POOL_EXHAUSTED
+            assert stream.recall().block_count == 1
+            assert (page.word(0), page.word(1)) == (1, int(caller.welcome.epoch, 16))
+            assert (page.available, page.recalls, page.waiting) == (0, 1, 0)
 
 
 def test_only_who_has_the_pool_open_gets_it(parties: Parties) -> None:

@@ -457,11 +457,12 @@ def test_a_forgotten_harbor_ends_its_session(service: FakeService) -> None:
     until(lambda: _peek(connection) == b"")
 
 
+@pytest.mark.parametrize(("limit", "most"), [("BATCH_BYTES", 400), ("BATCH_ITEMS", 3)])
 def test_many_sequences_are_told_in_several_calls(
-    service: FakeService, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, pool: Pool, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    """Each below the limit of a message; the last one says that it is."""
-    monkeypatch.setattr(holdings, "BATCH_BYTES", 400)
+    """Each below the limits of a message and of a call; the last one says that it is."""
+    monkeypatch.setattr(holdings, limit, most)
     held = [pool.allocate(range(BLOCK_TOKENS)) for _ in range(10)]
     service.restart()
     service.wait_until_resumed()
@@ -473,6 +474,23 @@ def test_many_sequences_are_told_in_several_calls(
     pool.release(group="")
     for sequence in held:
         sequence.release()
+
+
+def test_many_that_were_released_meanwhile_are_released_in_several_calls(
+    service: FakeService, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the service has learned of their last commits; a call takes so many items."""
+    monkeypatch.setattr(holdings, "BATCH_ITEMS", 3)
+    held = [pool.allocate(range(BLOCK_TOKENS)) for _ in range(10)]
+    service.kill()
+    for sequence in held:
+        sequence.commit(BLOCK_TOKENS)
+        sequence.release()
+    service.begin()
+    until(lambda: pool.stats() is not None)
+    calls = service.calls["Release"]
+    assert [len(call.items) for call in calls] == [3, 3, 3, 1]
+    assert {item.sequence_id for call in calls for item in call.items} == {sequence.id for sequence in held}
 
 
 def test_switched_shadows_are_in_the_table_that_is_told(service: FakeService, pool: Pool) -> None:

@@ -141,11 +141,23 @@ def test_views_need_a_mapping_of_the_whole_descriptor() -> None:
         BlockViews(mapping, descriptor)
 
 
+def test_all_bytes_are_one_tensor() -> None:
+    """For engines with a cut of their own: every block of every plane, opaque ones too, at its descriptor's offset."""
+    with viewed(Layout("m", 16, HYBRID)) as (_, views):
+        flat = views.torch_bytes()
+        assert (flat.dtype, flat.numel()) == (torch.uint8, views.descriptor.size_bytes)
+        views.page("tiled", 2, 5)[:] = 7
+        first = views.descriptor.page_offset_bytes("tiled", 2, 5)
+        assert flat.nonzero().flatten().tolist() == list(range(first, first + 48))
+        del flat
+
+
 def test_closed_views_make_no_more_views() -> None:
     """Closing lets the mapping go; a late caller gets a typed error."""
     with viewed(attention()) as (_, views):
         views.close()
-        for call in (lambda: views.numpy("k", 0), lambda: views.torch("k", 0), lambda: views.page("k", 0, 0)):
+        calls = (lambda: views.numpy("k", 0), lambda: views.torch("k", 0), lambda: views.page("k", 0, 0))
+        for call in (*calls, views.torch_bytes):
             with pytest.raises(ArenaClosed, match="set of views is closed"):
                 call()
 

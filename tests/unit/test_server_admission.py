@@ -485,3 +485,63 @@ def test_at_the_end_of_all_waits_one_that_is_being_tried_is_answered_by_that() -
             await waiting
 
     run(scenario)
+
+
+def test_who_needs_less_by_what_others_publish_is_tried_then() -> None:
+    """Though no room has come: what they hold he may share. The next in line is, whoever commits."""
+
+    async def scenario() -> None:
+        bench = Bench(10)
+        prompt = bench.prompt(6)
+        other = await bench.allocate(1, 6, prompt=prompt)
+        await bench.allocate(2, 1)
+        waiting = bench.allocate(2, 6, wait_s=60, prompt=prompt)
+        behind = bench.allocate(2, 5, wait_s=60)
+        await settled()
+        assert bench.admission.waiting_count == 2
+        for computed_tokens in range(BLOCK_TOKENS, 6 * BLOCK_TOKENS, BLOCK_TOKENS):
+            assert not waiting.done()
+            commit = Commit(computed_tokens)
+            await bench.owner.run(bench.turns[1], lambda: bench.pool.commit(1, other.number, commit))
+            await settled()
+            if waiting.done():
+                break
+        assert (await waiting).cached_tokens == computed_tokens == 3 * BLOCK_TOKENS
+        assert bench.admission.waiting_count == 1
+        behind.cancel()
+
+    run(scenario)
+
+
+def test_one_who_still_does_not_fit_is_tried_once_for_each_commit() -> None:
+    """And those behind him who fit are not kept waiting by it."""
+
+    async def scenario() -> None:
+        bench = Bench(10)
+        busy = await bench.allocate(1, 6)
+        tries = 0
+        first = bench.prompt(9)
+
+        def start() -> Steps[SequenceView]:
+            nonlocal tries
+            tries += 1
+            return bench.pool.allocate(2, first)
+
+        application = Application(bench.applicants[2], "a", bench.turns[2], start, 9)
+        waiting = asyncio.create_task(bench.admission.allocate(application, 60))
+        await settled()
+        before = tries
+        for count in range(1, 5):
+            commit = Commit(count * BLOCK_TOKENS)
+            await bench.owner.run(bench.turns[1], lambda commit=commit: bench.pool.commit(1, busy.number, commit))
+            await settled()
+            assert tries == before + count
+        assert len((await bench.allocate(1, 3)).block_ids) == 3
+        bench.now += 40  # nobody may pass him any more
+        late = bench.allocate(2, 1, wait_s=60)
+        await settled()
+        assert (waiting.done(), late.done(), tries) == (False, False, before + 4)
+        waiting.cancel()
+        assert len((await late).block_ids) == 1
+
+    run(scenario)

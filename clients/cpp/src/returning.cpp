@@ -19,6 +19,8 @@ constexpr Milliseconds kPause{50};
 constexpr Milliseconds kAttempt{2000};
 // Of one Resume: well below what a message may have, as one sequence alone can be of some MiB.
 constexpr std::size_t kBatchBytes = 8 * 1024 * 1024;
+// Of one Resume too: the service takes 8,192.
+constexpr int kBatchItems = 4096;
 
 void pause(Deadline until) {
   std::this_thread::sleep_until(std::min(until, Clock::now() + kPause));
@@ -149,7 +151,8 @@ std::vector<v1::ResumeRequest> Link::snapshot(const v1::Welcome& welcome) {
     for (const auto& [id, sequence] : held[pool_id]) {
       v1::HeldSequence message = sequence->held();
       size_bytes += message.ByteSizeLong();
-      if (size_bytes > kBatchBytes && requests.back().sequences_size() > 0) {
+      const int batched = requests.back().sequences_size();
+      if ((size_bytes > kBatchBytes && batched > 0) || batched == kBatchItems) {
         requests.emplace_back().set_pool_id(pool_id);
         size_bytes = message.ByteSizeLong();
       }

@@ -96,6 +96,11 @@ class BlockViews:
         page_bytes = self.descriptor.span(plane).plane.page_bytes
         return self._shown().raw(Window(plane, DataType.UINT8, first, (page_bytes,), (1,)))
 
+    def torch_bytes(self) -> "Tensor":
+        """Returns all blocks as one flat tensor, uint8 `[size_bytes]`, for engines that lay them out themselves."""
+        size_bytes = self.descriptor.size_bytes
+        return self._shown().torch(Window("of all", DataType.UINT8, 0, (size_bytes,), (1,)))
+
     def close(self) -> None:
         """Lets go of the mapping; views already handed out stay valid and keep the mapping open."""
         self._windows = None

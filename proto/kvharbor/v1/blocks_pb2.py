@@ -27,7 +27,7 @@ from kvharbor.v1 import cache_service_pb2 as kvharbor_dot_v1_dot_cache__service_
 from kvharbor.v1 import types_pb2 as kvharbor_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvharbor/v1/blocks.proto\x12\x0bkvharbor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fkvharbor/v1/cache_service.proto\x1a\x17kvharbor/v1/types.proto\"s\n\x0e\x41\x63quireRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\'\n\x06\x63hains\x18\x02 \x03(\x0b\x32\x17.kvharbor.v1.BlockChain\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb3\x01\n\nBlockChain\x12,\n\tnamespace\x18\x01 \x01(\x0b\x32\x19.kvharbor.v1.NamespaceKey\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12)\n\nextra_keys\x18\x04 \x03(\x0b\x32\x15.kvharbor.v1.ExtraKey\x12\x19\n\x11table_block_count\x18\x05 \x01(\x05\x12\x10\n\x08\x63omputes\x18\x06 \x01(\x08\">\n\x0f\x41\x63quireResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.kvharbor.v1.AcquireResult\"\xc0\x01\n\rAcquireResult\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.kvharbor.v1.ItemStatus\x12%\n\x04held\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\'\n\x06leased\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12%\n\x07pending\x18\x04 \x01(\x0b\x32\x14.kvharbor.v1.Pending\x12\x0f\n\x07waiting\x18\x05 \x01(\x08\"\x8d\x01\n\x0cLeaseRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x19\n\x11least_block_count\x18\x02 \x01(\x05\x12\x18\n\x10want_block_count\x18\x03 \x01(\x05\x12\x0e\n\x06growth\x18\x04 \x01(\x08\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\rLeaseResponse\x12\'\n\x06leased\x18\x01 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\x0f\n\x07waiting\x18\x02 \x01(\x08\"J\n\x07Granted\x12\x13\n\x0b\x63hain_index\x18\x01 \x01(\x05\x12*\n\x06result\x18\x02 \x01(\x0b\x32\x1a.kvharbor.v1.AcquireResult\"+\n\x11\x43\x61ncelWaitRequest\x12\x16\n\x0erequest_number\x18\x01 \x01(\x03\"\'\n\x12\x43\x61ncelWaitResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"P\n\x13\x43ommitBlocksRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12(\n\x06\x63hains\x18\x02 \x03(\x0b\x32\x18.kvharbor.v1.CommitChain\"\xd9\x01\n\x0b\x43ommitChain\x12,\n\tnamespace\x18\x01 \x01(\x0b\x32\x19.kvharbor.v1.NamespaceKey\x12\'\n\x06parent\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\'\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12)\n\nextra_keys\x18\x06 \x03(\x0b\x32\x15.kvharbor.v1.ExtraKey\"G\n\x14\x43ommitBlocksResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.kvharbor.v1.CommitChainResult\"b\n\x11\x43ommitChainResult\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.kvharbor.v1.ItemStatus\x12$\n\x07shadows\x18\x02 \x03(\x0b\x32\x13.kvharbor.v1.Shadow\"P\n\x14ReleaseBlocksRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\'\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\"5\n\x15ReleaseBlocksResponse\x12\x1c\n\x14released_block_count\x18\x01 \x01(\x03\"S\n\x17InvalidateBlocksRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\'\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\"\x9c\x01\n\x18InvalidateBlocksResponse\x12)\n\x08statuses\x18\x01 \x03(\x0b\x32\x17.kvharbor.v1.ItemStatus\x12\'\n\x06leased\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12,\n\x0binvalidated\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\"8\n\x14\x42umpNamespaceRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"(\n\x15\x42umpNamespaceResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\".\n\x06Recall\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvharbor/v1/blocks.proto\x12\x0bkvharbor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fkvharbor/v1/cache_service.proto\x1a\x17kvharbor/v1/types.proto\"s\n\x0e\x41\x63quireRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\'\n\x06\x63hains\x18\x02 \x03(\x0b\x32\x17.kvharbor.v1.BlockChain\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb3\x01\n\nBlockChain\x12,\n\tnamespace\x18\x01 \x01(\x0b\x32\x19.kvharbor.v1.NamespaceKey\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12)\n\nextra_keys\x18\x04 \x03(\x0b\x32\x15.kvharbor.v1.ExtraKey\x12\x19\n\x11table_block_count\x18\x05 \x01(\x05\x12\x10\n\x08\x63omputes\x18\x06 \x01(\x08\">\n\x0f\x41\x63quireResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.kvharbor.v1.AcquireResult\"\xc0\x01\n\rAcquireResult\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.kvharbor.v1.ItemStatus\x12%\n\x04held\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\'\n\x06leased\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12%\n\x07pending\x18\x04 \x01(\x0b\x32\x14.kvharbor.v1.Pending\x12\x0f\n\x07waiting\x18\x05 \x01(\x08\"\x8d\x01\n\x0cLeaseRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x19\n\x11least_block_count\x18\x02 \x01(\x05\x12\x18\n\x10want_block_count\x18\x03 \x01(\x05\x12\x0e\n\x06growth\x18\x04 \x01(\x08\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\rLeaseResponse\x12\'\n\x06leased\x18\x01 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\x0f\n\x07waiting\x18\x02 \x01(\x08\"J\n\x07Granted\x12\x13\n\x0b\x63hain_index\x18\x01 \x01(\x05\x12*\n\x06result\x18\x02 \x01(\x0b\x32\x1a.kvharbor.v1.AcquireResult\"+\n\x11\x43\x61ncelWaitRequest\x12\x16\n\x0erequest_number\x18\x01 \x01(\x03\"\'\n\x12\x43\x61ncelWaitResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"P\n\x13\x43ommitBlocksRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12(\n\x06\x63hains\x18\x02 \x03(\x0b\x32\x18.kvharbor.v1.CommitChain\"\xfc\x01\n\x0b\x43ommitChain\x12,\n\tnamespace\x18\x01 \x01(\x0b\x32\x19.kvharbor.v1.NamespaceKey\x12\'\n\x06parent\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\'\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12)\n\nextra_keys\x18\x06 \x03(\x0b\x32\x15.kvharbor.v1.ExtraKey\x12!\n\x05hints\x18\x07 \x01(\x0b\x32\x12.kvharbor.v1.Hints\"G\n\x14\x43ommitBlocksResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.kvharbor.v1.CommitChainResult\"b\n\x11\x43ommitChainResult\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.kvharbor.v1.ItemStatus\x12$\n\x07shadows\x18\x02 \x03(\x0b\x32\x13.kvharbor.v1.Shadow\"P\n\x14ReleaseBlocksRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\'\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\"5\n\x15ReleaseBlocksResponse\x12\x1c\n\x14released_block_count\x18\x01 \x01(\x03\"S\n\x17InvalidateBlocksRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\'\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\"\x9c\x01\n\x18InvalidateBlocksResponse\x12)\n\x08statuses\x18\x01 \x03(\x0b\x32\x17.kvharbor.v1.ItemStatus\x12\'\n\x06leased\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12,\n\x0binvalidated\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\"8\n\x14\x42umpNamespaceRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"(\n\x15\x42umpNamespaceResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\".\n\x06Recall\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,23 +55,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITBLOCKSREQUEST']._serialized_start=1070
   _globals['_COMMITBLOCKSREQUEST']._serialized_end=1150
   _globals['_COMMITCHAIN']._serialized_start=1153
-  _globals['_COMMITCHAIN']._serialized_end=1370
-  _globals['_COMMITBLOCKSRESPONSE']._serialized_start=1372
-  _globals['_COMMITBLOCKSRESPONSE']._serialized_end=1443
-  _globals['_COMMITCHAINRESULT']._serialized_start=1445
-  _globals['_COMMITCHAINRESULT']._serialized_end=1543
-  _globals['_RELEASEBLOCKSREQUEST']._serialized_start=1545
-  _globals['_RELEASEBLOCKSREQUEST']._serialized_end=1625
-  _globals['_RELEASEBLOCKSRESPONSE']._serialized_start=1627
-  _globals['_RELEASEBLOCKSRESPONSE']._serialized_end=1680
-  _globals['_INVALIDATEBLOCKSREQUEST']._serialized_start=1682
-  _globals['_INVALIDATEBLOCKSREQUEST']._serialized_end=1765
-  _globals['_INVALIDATEBLOCKSRESPONSE']._serialized_start=1768
-  _globals['_INVALIDATEBLOCKSRESPONSE']._serialized_end=1924
-  _globals['_BUMPNAMESPACEREQUEST']._serialized_start=1926
-  _globals['_BUMPNAMESPACEREQUEST']._serialized_end=1982
-  _globals['_BUMPNAMESPACERESPONSE']._serialized_start=1984
-  _globals['_BUMPNAMESPACERESPONSE']._serialized_end=2024
-  _globals['_RECALL']._serialized_start=2026
-  _globals['_RECALL']._serialized_end=2072
+  _globals['_COMMITCHAIN']._serialized_end=1405
+  _globals['_COMMITBLOCKSRESPONSE']._serialized_start=1407
+  _globals['_COMMITBLOCKSRESPONSE']._serialized_end=1478
+  _globals['_COMMITCHAINRESULT']._serialized_start=1480
+  _globals['_COMMITCHAINRESULT']._serialized_end=1578
+  _globals['_RELEASEBLOCKSREQUEST']._serialized_start=1580
+  _globals['_RELEASEBLOCKSREQUEST']._serialized_end=1660
+  _globals['_RELEASEBLOCKSRESPONSE']._serialized_start=1662
+  _globals['_RELEASEBLOCKSRESPONSE']._serialized_end=1715
+  _globals['_INVALIDATEBLOCKSREQUEST']._serialized_start=1717
+  _globals['_INVALIDATEBLOCKSREQUEST']._serialized_end=1800
+  _globals['_INVALIDATEBLOCKSRESPONSE']._serialized_start=1803
+  _globals['_INVALIDATEBLOCKSRESPONSE']._serialized_end=1959
+  _globals['_BUMPNAMESPACEREQUEST']._serialized_start=1961
+  _globals['_BUMPNAMESPACEREQUEST']._serialized_end=2017
+  _globals['_BUMPNAMESPACERESPONSE']._serialized_start=2019
+  _globals['_BUMPNAMESPACERESPONSE']._serialized_end=2059
+  _globals['_RECALL']._serialized_start=2061
+  _globals['_RECALL']._serialized_end=2107
 # @@protoc_insertion_point(module_scope)

@@ -346,6 +346,7 @@ class CommitChain(google.protobuf.message.Message):
     KEYS_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     EXTRA_KEYS_FIELD_NUMBER: builtins.int
+    HINTS_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """32 bytes a block, where the namespace has a scheme."""
     token_ids: builtins.bytes
@@ -368,6 +369,10 @@ class CommitChain(google.protobuf.message.Message):
     def extra_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ExtraKey]:
         """In order of token_offset, from the start of token_ids."""
 
+    @property
+    def hints(self) -> kvharbor.v1.cache_service_pb2.Hints:
+        """About these blocks. Unset: nothing is known of them."""
+
     def __init__(
         self,
         *,
@@ -377,9 +382,10 @@ class CommitChain(google.protobuf.message.Message):
         keys: builtins.bytes = ...,
         token_ids: builtins.bytes = ...,
         extra_keys: collections.abc.Iterable[kvharbor.v1.types_pb2.ExtraKey] | None = ...,
+        hints: kvharbor.v1.cache_service_pb2.Hints | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["blocks", b"blocks", "namespace", b"namespace", "parent", b"parent"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "extra_keys", b"extra_keys", "keys", b"keys", "namespace", b"namespace", "parent", b"parent", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["blocks", b"blocks", "hints", b"hints", "namespace", b"namespace", "parent", b"parent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "extra_keys", b"extra_keys", "hints", b"hints", "keys", b"keys", "namespace", b"namespace", "parent", b"parent", "token_ids", b"token_ids"]) -> None: ...
 
 Global___CommitChain: typing_extensions.TypeAlias = CommitChain
 

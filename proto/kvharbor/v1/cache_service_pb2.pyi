@@ -22,6 +22,34 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _ExpectedReuse:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ExpectedReuseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ExpectedReuse.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    EXPECTED_REUSE_UNSPECIFIED: _ExpectedReuse.ValueType  # 0
+    """Unknown."""
+    EXPECTED_REUSE_NONE: _ExpectedReuse.ValueType  # 1
+    """Not at all: the end of a conversation, a batch job's own document."""
+    EXPECTED_REUSE_SOME: _ExpectedReuse.ValueType  # 2
+    """Some times: a conversation that goes on."""
+    EXPECTED_REUSE_MUCH: _ExpectedReuse.ValueType  # 3
+    """By many: a system prompt, a popular document."""
+
+class ExpectedReuse(_ExpectedReuse, metaclass=_ExpectedReuseEnumTypeWrapper):
+    """How often others will ask for what a request leaves behind. May grow."""
+
+EXPECTED_REUSE_UNSPECIFIED: ExpectedReuse.ValueType  # 0
+"""Unknown."""
+EXPECTED_REUSE_NONE: ExpectedReuse.ValueType  # 1
+"""Not at all: the end of a conversation, a batch job's own document."""
+EXPECTED_REUSE_SOME: ExpectedReuse.ValueType  # 2
+"""Some times: a conversation that goes on."""
+EXPECTED_REUSE_MUCH: ExpectedReuse.ValueType  # 3
+"""By many: a system prompt, a popular document."""
+Global___ExpectedReuse: typing_extensions.TypeAlias = ExpectedReuse
+
 class _WarmupFill:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -120,6 +148,7 @@ class AllocateRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     PENDING_WAIT_FIELD_NUMBER: builtins.int
+    HINTS_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """From OpenPool."""
     token_ids: builtins.bytes
@@ -158,6 +187,10 @@ class AllocateRequest(google.protobuf.message.Message):
         count for the other.
         """
 
+    @property
+    def hints(self) -> Global___Hints:
+        """About the blocks that this request publishes. Unset: nothing is known of them."""
+
     def __init__(
         self,
         *,
@@ -171,12 +204,57 @@ class AllocateRequest(google.protobuf.message.Message):
         group: builtins.str = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
         pending_wait: google.protobuf.duration_pb2.Duration | None = ...,
+        hints: Global___Hints | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pending_wait", b"pending_wait", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "extra_keys", b"extra_keys", "group", b"group", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pending_wait", b"pending_wait", "pool_id", b"pool_id", "request_id", b"request_id", "reserve_tokens", b"reserve_tokens", "token_ids", b"token_ids", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "hints", b"hints", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pending_wait", b"pending_wait", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_cached_tokens", b"_max_cached_tokens", "extra_keys", b"extra_keys", "group", b"group", "hints", b"hints", "max_cached_tokens", b"max_cached_tokens", "namespace", b"namespace", "pending_wait", b"pending_wait", "pool_id", b"pool_id", "request_id", b"request_id", "reserve_tokens", b"reserve_tokens", "token_ids", b"token_ids", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_cached_tokens", b"_max_cached_tokens"]) -> typing.Literal["max_cached_tokens"] | None: ...
 
 Global___AllocateRequest: typing_extensions.TypeAlias = AllocateRequest
+
+@typing.final
+class Hints(google.protobuf.message.Message):
+    """What the caller knows of a request and the pool cannot see: it may make
+    eviction choose better. About the blocks that the request publishes, of its
+    prompt, of what is generated and of forked children; not about blocks that it
+    finds. A repeated request_id means the first call's.
+
+    Nobody is taken at his word. Requests of a tenant with the same hints are a
+    class; its blocks are ranked by how soon, and how often, blocks of this class
+    were asked for again, and until there is experience with it like blocks
+    without hints. So what is said matters less than that it is said consistently,
+    and wrong or greedy hints take no room from others. A pool tells 15 classes
+    apart, 4 of a tenant, those that come first; the others count as without
+    hints. With the policy lru hints change nothing. They do not outlive the
+    service's process.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
+    EXPECTED_REUSE_FIELD_NUMBER: builtins.int
+    priority: builtins.int
+    """How important the request is to the caller; -100 to 100."""
+    expected_reuse: Global___ExpectedReuse.ValueType
+    """How often others will ask for it."""
+    @property
+    def retention(self) -> google.protobuf.duration_pb2.Duration:
+        """For how long the prompt will be of use; at most 365 days. Times within the
+        same power of four seconds are alike. Unset: unknown.
+        """
+
+    def __init__(
+        self,
+        *,
+        priority: builtins.int = ...,
+        retention: google.protobuf.duration_pb2.Duration | None = ...,
+        expected_reuse: Global___ExpectedReuse.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["retention", b"retention"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["expected_reuse", b"expected_reuse", "priority", b"priority", "retention", b"retention"]) -> None: ...
+
+Global___Hints: typing_extensions.TypeAlias = Hints
 
 @typing.final
 class AllocateResponse(google.protobuf.message.Message):

@@ -203,10 +203,10 @@ def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> N
         needed = fresh + state.unheld_count(run)
         if needed > available:
             raise state.refuse(needed, available)
-    state.blocks.hold(run)
     state.claimed += fresh
     state.revision += 1
     if run:
+        state.blocks.hold(run)
         if state.history is not None:
             state.history.traffic.matched(run, state.now)
         sequence.table += run

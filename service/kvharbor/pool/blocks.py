@@ -171,42 +171,43 @@ class Blocks:
         self.ledger.mark(blocks, generation, FREE)
         self.ledger.erase(blocks)
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Adds one holder to each COMMITTED block."""
-        refs, pins = self.refs, self.pins
-        revived = []
-        for block in blocks:
-            before = refs[block]
-            refs[block] = before + 1
-            if not before:
-                self.active_count += 1
-                if pins[block]:
-                    self.warm_count -= 1
-                else:
-                    revived.append(block)
-            elif before == 1:
-                self.shared_count += 1
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Adds one holder to each of these COMMITTED blocks: a part of a chain, in order, or some that nobody holds."""
+        refs = self.refs
+        begun = blocks
+        if blocks and not refs[blocks[0]]:
+            # Whoever holds a block holds all before it: nobody holds any of these [P2].
+            for block in blocks:
+                refs[block] = 1
+        else:
+            begun = []
+            for block in blocks:
+                before = refs[block]
+                refs[block] = before + 1
+                if not before:
+                    begun.append(block)
+                elif before == 1:
+                    self.shared_count += 1
+        self.active_count += len(begun)
+        revived = self._unpinned(begun)
+        self.warm_count -= len(begun) - len(revived)
         if revived:
             self._revive(revived)
 
     def unhold(self, blocks: Iterable[int]) -> None:
         """Takes one holder from each COMMITTED block, in order: the deepest first."""
-        refs, pins = self.refs, self.pins
-        let_go = []
-        ended = unshared = 0
+        refs = self.refs
+        ended = []
         for block in blocks:
             after = refs[block] - 1
             refs[block] = after
             if not after:
-                ended += 1
-                if pins[block]:
-                    self.warm_count += 1
-                else:
-                    let_go.append(block)
+                ended.append(block)
             elif after == 1:
-                unshared += 1
-        self.active_count -= ended
-        self.shared_count -= unshared
+                self.shared_count -= 1
+        self.active_count -= len(ended)
+        let_go = self._unpinned(ended)
+        self.warm_count += len(ended) - len(let_go)
         if let_go:
             self._let_go(let_go)
 
@@ -268,6 +269,10 @@ class Blocks:
         for block in quarantined:
             self.state[block] = QUARANTINED
         self.quarantined_count += len(quarantined)
+
+    def _unpinned(self, blocks: Sequence[int]) -> Sequence[int]:
+        pins = self.pins
+        return [block for block in blocks if not pins[block]] if self.pinned_count else blocks
 
     def _revive(self, blocks: Sequence[int]) -> None:
         """Cached blocks have their first holder [L3]."""

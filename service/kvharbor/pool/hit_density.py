@@ -92,9 +92,13 @@ class HitDensity:
 
     def revive_many(self, blocks: Iterable[int]) -> None:
         """As EvictionPolicy says."""
-        followed = self._followed
+        place, queues, waiting, followed = self._place, self._queues, self._waiting, self._followed
         for block in blocks:
-            self._leave(block)
+            if waiting:
+                self._leave(block)
+            else:  # it does not wait, nor does anybody for it
+                del queues[place[block]][block]
+                place[block] = _NOWHERE
             if followed[block]:
                 self._reuse.reused(self._content[block], self._now)
 

@@ -100,7 +100,7 @@ def give_back(state: State, sequence: Sequence, keep: int) -> None:
             blocks.free_quarantined(private)
         else:
             blocks.free_reserved(private)
-    if blocks.canonical:
+    if blocks.canonical and not blocks.canonical.keys().isdisjoint(published):
         published = [_canonical(state, block) for block in published]
     state.unhold(published, sequence.namespace)
     if private or published:

@@ -9,12 +9,14 @@ element of an array makes an integer: a tenth of the pool's time, for half of th
 
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from struct import Struct
 
 from kvharbor.pool.digest import ExtraKey, encode_extra_key
 from kvharbor.pool.namespaces import FIRST_ROOT, NO_BLOCK, Namespace, Namespaces
 
 # A key is the parent node as eight bytes, then the content.
-PARENT_BYTES = 8
+_PARENT = Struct("<Q")
+PARENT_BYTES = _PARENT.size
 
 
 class PrefixTree:
@@ -23,6 +25,7 @@ class PrefixTree:
     def __init__(self, id_count: int, block_tokens: int, namespaces: Namespaces) -> None:
         self.block_count = 0
         self._block_bytes = 4 * block_tokens
+        self._contents = Struct(f"{self._block_bytes}s")
         self._namespaces = namespaces
         self._block_by_key: dict[bytes, int] = {}
         self.parent = [NO_BLOCK] * id_count
@@ -46,10 +49,11 @@ class PrefixTree:
         if extras:
             blocks = range(first_block, end_block)
             return self.match_contents(node, (self.content(token_ids, one * size, extras.get(one)) for one in blocks))
-        find = self._block_by_key.get
+        find, key_of = self._block_by_key.get, _PARENT.pack
         matched: list[int] = []
-        for offset in range(first_block * size, end_block * size, size):
-            block = find(node.to_bytes(PARENT_BYTES, "little") + token_ids[offset : offset + size])
+        # Cut in C: a third of the time that a slice and `to_bytes` take for each block.
+        for (content,) in self._contents.iter_unpack(memoryview(token_ids)[first_block * size : end_block * size]):
+            block = find(key_of(node) + content)
             if block is None:
                 break
             matched.append(block)
@@ -61,7 +65,7 @@ class PrefixTree:
         find = self._block_by_key.get
         matched: list[int] = []
         for content in contents:
-            block = find(node.to_bytes(PARENT_BYTES, "little") + content)
+            block = find(_PARENT.pack(node) + content)
             if block is None:
                 break
             matched.append(block)
@@ -74,7 +78,7 @@ class PrefixTree:
 
     def find(self, parent: int, content: bytes) -> int | None:
         """Returns the block that holds this content below this parent."""
-        return self._block_by_key.get(parent.to_bytes(PARENT_BYTES, "little") + content)
+        return self._block_by_key.get(_PARENT.pack(parent) + content)
 
     def insert_chain(
         self, blocks: Sequence[int], parent: int, contents: Sequence[bytes], namespace: Namespace
@@ -90,7 +94,7 @@ class PrefixTree:
         sha256 = hashlib.sha256  # `block_digest` without a call a block
         published: list[bytes] = []
         for block, content in zip(blocks, contents, strict=True):
-            key = node.to_bytes(PARENT_BYTES, "little") + content
+            key = _PARENT.pack(node) + content
             if place(key, block) != block:
                 break
             keys[block] = key

@@ -57,6 +57,13 @@ class AdmissionQueue:
         head = next((ticket for ticket in alike if ticket.tenant == tenant), None)
         return head is None or not head.is_impatient(now)
 
+    def heads(self) -> list[Ticket]:
+        """Returns the next in line of each tenant and kind."""
+        found: dict[tuple[str, bool], Ticket] = {}
+        for ticket in self._tickets:
+            found.setdefault((ticket.tenant, ticket.has_first_claim), ticket)
+        return list(found.values())
+
     def candidates(self, available_blocks: int, now: float) -> list[Ticket]:
         """Returns those that may fit, in the order to try them; ask again after each that is served or cannot pass."""
         first = [ticket for ticket in self._tickets if ticket.has_first_claim]

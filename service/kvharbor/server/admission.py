@@ -130,7 +130,13 @@ class Admission:
                 waiter.time_is_over()
                 await asyncio.wait([waiter.answer])
         except asyncio.CancelledError:
-            self.leave(waiter)
+            try:
+                if waiter.tried_now:
+                    # What is given back stands in line for the session's turn before whatever comes after this.
+                    waiter.overdue = True
+                    await asyncio.wait([waiter.answer])
+            finally:
+                self.leave(waiter)
             raise
         self._take_out(waiter)
         return waiter.answer.result()
@@ -233,6 +239,7 @@ class Admission:
         """Tries those that may fit, in order, until one is answered, or one is refused whom nobody may pass."""
         now = self._owner.clock()
         self._renew_claims({})
+        self._doubt_needs()
         for ticket in self._queue.candidates(self._owner.pool.available_block_count, now):
             # A try that ends in its first slice gives nobody else a turn, and there may be a thousand.
             await asyncio.sleep(0)
@@ -243,9 +250,17 @@ class Admission:
                 return True
         return False
 
+    def _doubt_needs(self) -> None:
+        """Has the next in line tried if anything was published since their last try: they may lack less by now."""
+        published_count = self._owner.pool.committed_block_count
+        for ticket in self._queue.heads():
+            if self._waiters[ticket].published_count != published_count:
+                ticket.needed_blocks = 0
+
     async def _try(self, waiter: Waiter[Any]) -> bool:
         """Returns whether the waiter is answered now."""
         waiter.tried_now = True
+        waiter.published_count = self._owner.pool.committed_block_count
         try:
             granted = await self._owner.run(waiter.application.turns, waiter.application.start)
         except PoolExhausted as refused:

@@ -85,12 +85,13 @@ class Application(Generic[G]):
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[G]):
-    """A request in the queue; `refused` is what its last try came to."""
+    """A request in the queue; `refused` is what its last try came to, when `published_count` blocks had been published."""
 
     application: Application[G]
     refused: PoolExhausted
     answer: "asyncio.Future[G]"
     ticket: Ticket
+    published_count: int = -1
     tried_now: bool = False
     overdue: bool = False
 

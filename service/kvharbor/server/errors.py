@@ -142,13 +142,15 @@ class PoolInUse(ServerError):
 
     reason = "POOL_IN_USE"
 
-    def __init__(self, *, session_count: int, sequence_count: int, pin_count: int) -> None:
+    def __init__(self, *, session_count: int, sequence_count: int, pin_count: int, held_block_count: int) -> None:
         self.session_count = session_count
         self.sequence_count = sequence_count
         self.pin_count = pin_count
+        self.held_block_count = held_block_count
         super().__init__(
             f"the pool is in use by {_counted(session_count, 'other session')}, "
-            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}: "
+            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}, and the session itself "
+            f"holds {_counted(held_block_count, 'block')}: "
             f"end them first{', pins with `kvharbor unwarm`' if pin_count else ''}"
         )
 
@@ -157,6 +159,7 @@ class PoolInUse(ServerError):
             "sessionCount": str(self.session_count),
             "sequenceCount": str(self.sequence_count),
             "pinCount": str(self.pin_count),
+            "blockCount": str(self.held_block_count),
         }
 
 

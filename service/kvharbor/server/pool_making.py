@@ -112,7 +112,7 @@ class PoolMaker:
         pool, ledger = await asyncio.to_thread(recovered_pool, config, kept.ledger_fd, tenants, self._life.first_number)
         parts = tuple(self._arenas.take_up(part.export, part.allocation) for part in kept.parts)
         self.budget.book(facts.places, facts.descriptor.size_bytes)
-        page = None if kept.page_fd is None else StatusPage.kept(kept.page_fd)
+        page = None if kept.page_fd is None else StatusPage.kept(kept.page_fd, self._life.epoch)
         served = self._served(pool, PoolMemory(parts, ledger), facts, page)
         if page is None:
             keep_pool(self._keeper, served)

@@ -148,14 +148,20 @@ class Pools:
         served = self._by_id.get(pool_id)
         if served is None or not _may_see(session.peer, served):
             return False
-        usage = served.pool.usage()
-        others = len(served.sessions - {session})
-        if others or usage.sequence_count or usage.pin_count:
-            raise PoolInUse(session_count=others, sequence_count=usage.sequence_count, pin_count=usage.pin_count)
-        del self._by_id[pool_id]
-        del self._by_name[served.tenant, served.name]
-        drop_pool(self._keeper, served)
-        session.opened.pop(pool_id, None)
+        opened = session.opened.get(pool_id)
+        if opened is None:
+            self._unlink(session, served)
+        else:
+            try:
+                # In its turn: what its calls before this one come to keeps the pool.
+                await opened.turns.take()
+            except PoolNotFound:
+                return False
+            try:
+                self._unlink(session, served)
+                opened.turns.end(PoolNotFound(pool_id))
+            finally:
+                opened.turns.leave()
         # Whatever becomes of the call: what nobody finds any more must still give its memory back.
         dropping = asyncio.create_task(self._close_dropped(served))
         self._dropping.add(dropping)
@@ -175,6 +181,23 @@ class Pools:
         self._maker.closing = True
         for served in self._by_id.values():
             served.end_waits(reason)
+
+    def _unlink(self, session: Session, served: ServedPool) -> None:
+        """Makes a pool one that nobody finds, here and in the process after this. Raises PoolInUse."""
+        usage, holding = served.pool.usage(), served.pool.holding(session.number)
+        others = len(served.sessions - {session})
+        held_count = holding.held_block_count + holding.leased_block_count
+        if others or usage.sequence_count or usage.pin_count or held_count:
+            raise PoolInUse(
+                session_count=others,
+                sequence_count=usage.sequence_count,
+                pin_count=usage.pin_count,
+                held_block_count=held_count,
+            )
+        del self._by_id[served.pool_id]
+        del self._by_name[served.tenant, served.name]
+        drop_pool(self._keeper, served)
+        session.opened.pop(served.pool_id, None)
 
     async def _close_dropped(self, served: ServedPool) -> None:
         reason = PoolNotFound(served.pool_id)

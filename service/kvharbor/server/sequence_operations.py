@@ -17,6 +17,7 @@ from kvharbor.server.handles import named, number_in, with_handle
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.server.status import item_status
 from kvharbor.server.traffic_messages import miss_message
 from kvharbor.server.wire import (
@@ -62,6 +63,8 @@ class SequenceOperations:
         withdrawal = Withdrawal(session, opened, request_id)
         recorder, tenant = opened.served.recorder, session.peer.tenant
         arrival = await recorder.arrived(prompt, tenant) if recorder.is_on else None
+        if session.ended:
+            raise SessionUnknown(session.cause)
 
         def start(allocate: Callable[..., Steps[A]]) -> Steps[A]:
             granted: A = yield from allocate(

@@ -11,21 +11,24 @@ class Turns:
     runs to its end without once giving up control.
     """
 
-    __slots__ = ("_taken", "_waiting")
+    __slots__ = ("_over", "_taken", "_waiting")
 
     def __init__(self) -> None:
+        self._over: Exception | None = None
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def try_take(self) -> bool:
-        """Takes the turn if nobody has it or waits for it."""
+        """Takes the turn if nobody has it or waits for it. Raises what the turns have ended with."""
+        if self._over is not None:
+            raise self._over
         if self._taken:
             return False
         self._taken = True
         return True
 
     async def take(self) -> None:
-        """Waits for the turn and takes it. Cancelled, it leaves the queue."""
+        """Waits for the turn and takes it. Cancelled, it leaves the queue. Raises what the turns have ended with."""
         if self.try_take():
             return
         handed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -36,6 +39,14 @@ class Turns:
             if handed.done() and not handed.cancelled():
                 self.leave()
             raise
+
+    def end(self, reason: Exception) -> None:
+        """Gives no turn any more: who waits for one, and who comes later, gets `reason` instead."""
+        self._over = reason
+        while self._waiting:
+            handed = self._waiting.popleft()
+            if not handed.done():
+                handed.set_exception(reason)
 
     def leave(self) -> None:
         """Ends the turn of whoever has it."""

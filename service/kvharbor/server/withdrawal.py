@@ -44,7 +44,9 @@ class Withdrawal:
 
     def _release(self) -> Steps[None]:
         for number in self._made:
-            yield from self._opened.served.pool.release(self._session.number, number)
+            # What an ended session has ends with it.
+            if not self._session.ended:
+                yield from self._opened.served.pool.release(self._session.number, number)
 
 
 class BlockWithdrawal:

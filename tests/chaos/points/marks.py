@@ -47,7 +47,7 @@ MARKS = {
         f"{_POOL}.ledger",
         "Ledger.__init__",
         When.STORES,
-        ("_ages", "_parent_ages", "_digests", "_keys", "_overflows"),
+        ("_ages", "_parent_ages", "_checksums", "_keys", "_overflows"),
     ),
     "ledger: a cell": Mark(f"{_POOL}.cells", "Cells.__init__", When.STORES, ("_bytes", "_halves", "_words")),
     "fork: reserved, nothing copied": Mark("kvharbor.gpumem.copies", "copy_blocks", When.BEFORE),

@@ -4,11 +4,16 @@ This is the synchronous client; `kvharbor.client.aio` has the same names for asy
 """
 
 from kvharbor.client.batches import Commit
+from kvharbor.client.blocks import BlockCalls
+from kvharbor.client.chains import Chain, CommitChain
 from kvharbor.client.connecting import connect
+from kvharbor.client.credits import Credits
+from kvharbor.client.decoding import DecodeBatch, DecodeStep
 from kvharbor.client.errors import (
     AdminRequired,
     BlockHeld,
     BlockNotFound,
+    BlockNotHeld,
     CallerMistake,
     CommitBackwards,
     CursorOutOfRange,
@@ -65,8 +70,9 @@ from kvharbor.client.errors import (
     WarmTaskNotFound,
     WatcherTooSlow,
 )
+from kvharbor.client.grants import Acquired, Grant, Invalidated, Leased
 from kvharbor.client.harbor import Harbor
-from kvharbor.client.link import Watch
+from kvharbor.client.hints import ExpectedReuse, Hints
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NoOrder, StreamOrder
 from kvharbor.client.pool import Pool, PoolHandle
@@ -95,40 +101,57 @@ from kvharbor.client.results import (
     WarmTask,
     WatchEvent,
 )
+from kvharbor.client.runs import BlockRun
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.sessions import SessionHolding, SessionInfo, SessionMember
+from kvharbor.client.status_page import StatusPage
 from kvharbor.client.tokens import Tokens
 from kvharbor.client.traffic import Miss, TimeHistogram, TrafficStats
+from kvharbor.client.watch import Watch
 
 __all__ = [
+    "Acquired",
     "AdminRequired",
+    "BlockCalls",
     "BlockHeld",
     "BlockNotFound",
+    "BlockNotHeld",
+    "BlockRun",
     "BlocksRemoved",
     "BlocksStored",
     "CallerMistake",
+    "Chain",
     "Commit",
     "CommitBackwards",
+    "CommitChain",
     "CommitResult",
+    "Credits",
     "CursorOutOfRange",
     "DeadlineExceeded",
+    "DecodeBatch",
+    "DecodeStep",
     "DescriptorsExhausted",
     "DeviceInfo",
     "DeviceNotVisible",
     "Draining",
     "EpochEnded",
+    "ExpectedReuse",
     "ExtraKey",
     "Full",
     "Gone",
+    "Grant",
     "HandoffNotFound",
     "Harbor",
     "HarborClosed",
     "HarborError",
+    "Hints",
     "InsufficientMemory",
     "InvalidField",
+    "Invalidated",
     "InvariantViolation",
     "LayoutInvalid",
     "LayoutMismatch",
+    "Leased",
     "Lookup",
     "MessageTooLarge",
     "Miss",
@@ -182,6 +205,7 @@ __all__ = [
     "StaleGeneration",
     "Starting",
     "StateRefused",
+    "StatusPage",
     "StreamOrder",
     "TenantStats",
     "TimeHistogram",

@@ -32,6 +32,7 @@ from kvharbor.client.results import (
     WarmTask,
     WatchEvent,
 )
+from kvharbor.gpumem import Layout, LayoutInvalid
 from kvharbor.v1 import cache_service_pb2, pool_service_pb2, types_pb2
 
 _DIGEST_BYTES = 32
@@ -123,7 +124,15 @@ def pool_info(message: types_pb2.PoolDescriptor) -> PoolInfo:
         block_count=message.block_count,
         size_bytes=message.size_bytes,
         devices=descriptors.devices_of(message),
+        layout=_known_layout(message),
     )
+
+
+def _known_layout(message: types_pb2.PoolDescriptor) -> Layout | None:
+    try:
+        return descriptors.layout_from(message.layout)
+    except (KeyError, LayoutInvalid):
+        return None
 
 
 def service_stats(reply: cache_service_pb2.StatsResponse, pool_name: str | None, tenant: str | None) -> ServiceStats:

@@ -123,9 +123,10 @@ def stats() -> Call[cache.StatsResponse]:
 
 @dataclass(slots=True)
 class PoolCalls:
-    """The calls on one pool, by its present id."""
+    """The calls on one pool, by its present id. `version` is the session's, which an empty one of a namespace means."""
 
     pool_id: str
+    version: str = ""
 
     def allocate(
         self,
@@ -147,7 +148,7 @@ class PoolCalls:
             request_id=request_id,
             **numbers,
         )
-        _add_context(message, namespace, extra_keys)
+        _add_context(message, namespace, extra_keys, self.version)
         if wait_s:
             message.wait.CopyFrom(duration("wait_s", wait_s))
         if pending_wait_s:
@@ -170,7 +171,7 @@ class PoolCalls:
             token_ids=prompt_bytes(tokens),
             max_cached_tokens=max_cached_tokens,
         )
-        _add_context(message, namespace, extra_keys)
+        _add_context(message, namespace, extra_keys, self.version)
         return self._call("Lookup", message)
 
     def warmup(
@@ -185,7 +186,7 @@ class PoolCalls:
     ) -> Call[cache.WarmupResponse]:
         """Pins a prefix; `fields` are the request's name and fill. Without `fill` it gives a sequence."""
         message = request(cache.WarmupRequest, pool_id=self.pool_id, token_ids=prompt_bytes(tokens), **fields)
-        _add_context(message, namespace, extra_keys)
+        _add_context(message, namespace, extra_keys, self.version)
         if ttl_s is not None:
             message.ttl.CopyFrom(duration("ttl_s", ttl_s))
         if wait_s:
@@ -306,6 +307,22 @@ def duration(field: str, value_s: float) -> Duration:
     return Duration(seconds=int(value_s), nanos=int(value_s % 1 * 1e9))
 
 
+def namespace_message(namespace: Namespace, version: str) -> types_pb2.NamespaceKey | None:
+    """Returns a namespace as a message, None where all of it is empty.
+
+    The session's `version` is named where the caller names none: what is sent again later still means the same one.
+    """
+    if namespace == NO_NAMESPACE and not version:
+        return None
+    return request(
+        types_pb2.NamespaceKey,
+        version=namespace.version or version,
+        adapter=namespace.adapter,
+        salt=namespace.salt,
+        scheme=namespace.scheme,
+    )
+
+
 def key_messages(extra_keys: Iterable[ExtraKey]) -> list[types_pb2.ExtraKey]:
     """Returns extra keys as messages."""
     return [request(types_pb2.ExtraKey, token_offset=key.token_offset, value=key.value) for key in extra_keys]
@@ -327,15 +344,9 @@ def _add_context(
     message: cache.AllocateRequest | cache.LookupRequest | cache.WarmupRequest,
     namespace: Namespace,
     extra_keys: Sequence[ExtraKey],
+    version: str,
 ) -> None:
-    if namespace != NO_NAMESPACE:
-        message.namespace.CopyFrom(
-            request(
-                types_pb2.NamespaceKey,
-                version=namespace.version,
-                adapter=namespace.adapter,
-                salt=namespace.salt,
-            )
-        )
+    if (key := namespace_message(namespace, version)) is not None:
+        message.namespace.CopyFrom(key)
     if extra_keys:
         message.extra_keys.extend(key_messages(extra_keys))

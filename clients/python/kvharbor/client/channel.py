@@ -19,7 +19,13 @@ from kvharbor.client.errors import (
 )
 from kvharbor.client.options import Options
 from kvharbor.client.side import Session
-from kvharbor.v1 import cache_service_pb2, cache_service_pb2_grpc, pool_service_pb2, pool_service_pb2_grpc
+from kvharbor.v1 import (
+    cache_service_pb2,
+    cache_service_pb2_grpc,
+    pool_service_pb2,
+    pool_service_pb2_grpc,
+    stream_service_pb2_grpc,
+)
 
 SESSION_KEY = "kvharbor-session"
 OPEN_POOL_TIMEOUT_S = 120.0
@@ -52,10 +58,11 @@ OPTIONS: list[tuple[str, Any]] = [
 
 
 class Stubs:
-    """The methods of both services on one channel."""
+    """The methods of the services on one channel; `unary` has those of one request and one reply."""
 
     def __init__(self, channel: Any) -> None:
         self.cache: Any = cache_service_pb2_grpc.CacheServiceStub(channel)
+        self.stream: Any = stream_service_pb2_grpc.StreamServiceStub(channel)
         pools: Any = pool_service_pb2_grpc.PoolServiceStub(channel)
         owners = {service.full_name: owner for service, owner in ((_CACHE, self.cache), (_POOLS, pools))}
         self.unary: dict[str, Any] = {

@@ -43,8 +43,8 @@ def layout_message(layout: Layout) -> types_pb2.Layout:
     )
 
 
-def descriptor_from(message: types_pb2.PoolDescriptor) -> Descriptor:
-    """Returns the addresses that the service announces; its spans are taken as they are, not recomputed."""
+def layout_from(message: types_pb2.Layout) -> Layout:
+    """Returns the layout that a message says; raises KeyError for types and orders newer than this client."""
     planes = tuple(
         Plane(
             name=plane.name,
@@ -55,17 +55,22 @@ def descriptor_from(message: types_pb2.PoolDescriptor) -> Descriptor:
             head_count=plane.head_count,
             head_dim=plane.head_dim,
         )
-        for plane in message.layout.planes
+        for plane in message.planes
     )
-    layout = Layout(
-        model=message.layout.model,
-        block_tokens=message.layout.block_tokens,
+    return Layout(
+        model=message.model,
+        block_tokens=message.block_tokens,
         planes=planes,
-        order=_ORDERS_BACK[message.layout.order],
-        tp_size=message.layout.tp_size,
-        scratch_blocks=message.layout.scratch_block_count,
+        order=_ORDERS_BACK[message.order],
+        tp_size=message.tp_size,
+        scratch_blocks=message.scratch_block_count,
     )
-    by_name = {plane.name: plane for plane in planes}
+
+
+def descriptor_from(message: types_pb2.PoolDescriptor) -> Descriptor:
+    """Returns the addresses that the service announces; its spans are taken as they are, not recomputed."""
+    layout = layout_from(message.layout)
+    by_name = {plane.name: plane for plane in layout.planes}
     return Descriptor(
         layout=layout,
         block_count=message.block_count,

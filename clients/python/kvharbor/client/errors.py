@@ -4,9 +4,10 @@
       CallerMistake       correct the call: InvalidField, LayoutInvalid, RequestTooLarge, CursorOutOfRange,
                           MessageTooLarge, PoolAmbiguous, SessionRequired, AdminRequired
       StateRefused        do not repeat it as it is: CommitBackwards, StaleGeneration, LayoutMismatch,
-                          PoolSizeMismatch, PoolInUse, BlockHeld, RequestIdReused, SequenceBusy,
-                          SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven, RankTaken,
-                          DeviceNotVisible, MpsClientRefused, PoolDevicesMismatch, UpgradeFailed
+                          PoolSizeMismatch, PoolInUse, BlockHeld, BlockNotHeld, RequestIdReused,
+                          SequenceBusy, SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven,
+                          RankTaken, DeviceNotVisible, MpsClientRefused, PoolDevicesMismatch,
+                          UpgradeFailed
       Full                make room or come again after `retry_after_s`: PoolExhausted, WarmBudgetExceeded,
                           TooManyWarmTasks, DescriptorsExhausted, InsufficientMemory
       Gone                start over: PoolNotFound, SequenceNotFound, SequenceLost, EpochEnded, PinNotFound,
@@ -164,6 +165,12 @@ class BlockHeld(StateRefused):
     reason = "BLOCK_HELD"
 
 
+class BlockNotHeld(StateRefused):
+    """The session does not hold the block by itself, or not in the state that the call needs."""
+
+    reason = "BLOCK_NOT_HELD"
+
+
 class RequestIdReused(StateRefused):
     """The request_id was used with other arguments."""
 
@@ -171,7 +178,7 @@ class RequestIdReused(StateRefused):
 
 
 class SequenceBusy(StateRefused):
-    """A copy from or into the sequence is under way."""
+    """A copy from or into the sequence is under way, or a DecodeBatch of this process has it."""
 
     reason = "SEQUENCE_BUSY"
 

@@ -150,6 +150,7 @@ class Harbor(ServiceHandle):
         with self._opening:
             pool = self._pools.pop(handle.id, None)
         if pool is not None:
+            pool.blocks.close()
             pool.memory.close()
         return dropped
 
@@ -178,8 +179,10 @@ class Harbor(ServiceHandle):
             self._link.atomically(lambda: self._pools.setdefault(pool.id, pool))
             raise
         except BaseException:
+            pool.blocks.close()
             pool.memory.close()
             raise
+        pool.blocks.close()
         pool.memory.close()
 
     def next_warm_task(self, timeout_s: float = 0.0) -> WarmTask[Pool, Sequence] | None:
@@ -235,11 +238,14 @@ class Harbor(ServiceHandle):
                 # Gone or out of reach: the end of the side socket ends the session all the same.
                 with contextlib.suppress(SessionGone, EpochEnded, Unavailable):
                     self._link.require_open()
+                    self._link.stream.drain(self._link.options.timeout_s)
                     ordering.wait_for(*(pool.order.before_release() for pool in self._pools.values()))
                     leaving.let_go_for_good(self._pools.values())
                     self._link.run(calls.close_session())
         finally:
             self._link.close()
+            for pool in self._pools.values():
+                pool.blocks.close()
             memories = [*(pool.memory for pool in self._pools.values()), *self._attached]
             self._pools.clear()
             self._attached.clear()

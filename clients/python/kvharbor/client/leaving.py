@@ -14,13 +14,19 @@ from kvharbor.client.side import SideSocket
 def let_go(pool: HeldPool) -> None:
     """Lets go of a pool's memory, before DropPool. With `take_back` it is there again.
 
-    Raises PoolInUse while sequences of this process live, and StateRefused, MAPPING_IN_USE, while arrays or tensors
-    over memory that `moves` do: with nothing changed but, in the latter case, `pool.memory.views`.
+    Raises PoolInUse while sequences of this process live or its session holds blocks, and StateRefused, MAPPING_IN_USE,
+    while arrays or tensors over memory that `moves` do: with nothing changed but, in the latter case,
+    `pool.memory.views`.
     """
     if count := len(pool.sequences.live()):
         raise PoolInUse(
             f"{count} sequences of this process hold blocks of pool {pool.name}: release them first",
             metadata={"sessionCount": "0", "sequenceCount": str(count), "pinCount": "0"},
+        )
+    if count := len(pool.own_blocks):
+        raise PoolInUse(
+            f"this process holds {count} blocks of pool {pool.name}: release them first",
+            metadata={"sessionCount": "0", "sequenceCount": "0", "pinCount": "0", "blockCount": str(count)},
         )
     try:
         pool.memory.vacate()

@@ -17,10 +17,11 @@ from kvharbor.client.calls import Call, Repeat
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost, Unavailable
 from kvharbor.client.options import Options
 from kvharbor.client.recording import Recording
-from kvharbor.client.results import Progress, WatchEvent
 from kvharbor.client.returning import Returning
 from kvharbor.client.side import Session, SideSocket
 from kvharbor.client.standing import Standing, State
+from kvharbor.client.stream import Stream
+from kvharbor.client.watch import Watch
 from kvharbor.v1 import cache_service_pb2 as cache
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Link:
             )
         self._channel = grpc.insecure_channel(address.target, options=channel.OPTIONS)
         self._stubs = channel.Stubs(self._channel)
+        self.stream = Stream(self)
         self._returning = Returning(self)
         self._returning.start()
 
@@ -78,7 +80,7 @@ class Link:
         epochs = self.standing.epochs
         while True:
             with self._changed:
-                self._wait_until_settled(epochs, until_s, even_away=here is not None)
+                self.wait_until_settled(epochs, until_s, even_away=here is not None)
                 if here is not None and self.standing.state is State.AWAY:
                     return here()
                 life, metadata = self.standing.life, channel.session_metadata(self.session)
@@ -98,7 +100,7 @@ class Link:
                     return take(reply)
             # What answered has ended since, and its successor knows nothing of the call.
 
-    def watch(self, request: cache.WatchRequest) -> "Watch":
+    def watch(self, request: cache.WatchRequest) -> Watch:
         """Opens a stream."""
         self.require_open()
         channel.require_leader(self.options)
@@ -113,6 +115,12 @@ class Link:
         self.standing.require(self.standing.epochs)
         return Recording(self._stubs.cache.Record(request, metadata=channel.session_metadata(self.session)), self)
 
+    def converse(self, requests: Iterator[Any]) -> Any:
+        """Opens the session's stream, on which `requests` are sent; for the `stream`."""
+        return self._stubs.stream.Converse(
+            requests, metadata=channel.session_metadata(self.session), wait_for_ready=True
+        )
+
     def on_side(self, use: Callable[[SideSocket], T]) -> T:
         """Returns what `use` gets from the side socket, from the next one if that ends on the way."""
         self.require_session()
@@ -120,7 +128,7 @@ class Link:
         epochs = self.standing.epochs
         while True:
             with self._changed:
-                self._wait_until_settled(epochs, until_s)
+                self.wait_until_settled(epochs, until_s)
                 side, life = self.require_session(), self.standing.life
             try:
                 return use(side)
@@ -171,7 +179,16 @@ class Link:
         with self._changed:
             changed = change()
             self._changed.notify_all()
-            return changed
+        self.stream.run_later()
+        return changed
+
+    def wait_for(self, seen: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits, under the guard, until something is so, or for so long; returns whether it is."""
+        return self._changed.wait_for(seen, timeout_s)
+
+    def wake(self) -> None:
+        """Has those who wait look again, under the guard."""
+        self._changed.notify_all()
 
     def ask_user(self, callback: Callable[..., Any], *arguments: object) -> None:
         """Calls `callback`, in the thread that has found the new epoch."""
@@ -194,9 +211,16 @@ class Link:
     def close(self) -> None:
         """Ends session and channel; calls under way in other threads end with an error."""
         self.closed = True
-        self.atomically(lambda: self.standing.end(HarborClosed("the harbor was closed: connect again")))
+        cause = HarborClosed("the harbor was closed: connect again")
+
+        def end() -> None:
+            self.standing.end(cause)
+            self.stream.void(cause)
+
+        self.atomically(end)
         self._returning.stop()
         self._returning.join()
+        self.stream.close()
         if self.side is not None:
             self.side.close()
         if not self.forked:  # gRPC's threads are not there in a child
@@ -217,7 +241,8 @@ class Link:
             self.require_open()
             raise
 
-    def _wait_until_settled(self, epochs: int, until_s: float, *, even_away: bool = False) -> None:
+    def wait_until_settled(self, epochs: int, until_s: float, *, even_away: bool = False) -> None:
+        """Waits, under the guard, until a call may be sent; raises what it fails with, ServiceAway included."""
         if not self.standing.settled(even_away=even_away):
             left_s = until_s - time.monotonic()
             wait_s = left_s if self.options.away_wait_s is None else min(left_s, self.options.away_wait_s)
@@ -244,42 +269,6 @@ class Link:
         # Forgotten without a close: the thread that watches the side socket has no other way to learn it.
         if "_returning" in vars(self):
             self._returning.stop()
-
-
-class Watch:
-    """A stream of events; iterate it, and close it (or leave its `with`) when done.
-
-    `revision` is the last one that is complete: a later watch may start from it.
-    """
-
-    def __init__(self, stream: Any, link: Link, revision: int) -> None:
-        self._stream = stream
-        self._link = link
-        self._closed = False
-        self.revision = revision
-
-    def __iter__(self) -> Iterator[WatchEvent]:
-        """Yields events until the watch is closed; raises the HarborError that ends it otherwise."""
-        try:
-            for reply in self._stream:
-                for event in answers.watch_events(reply):
-                    if isinstance(event, Progress):
-                        self.revision = event.revision
-                    yield event
-        except grpc.RpcError as failure:
-            if not self._closed:
-                raise self._link.error(failure, None) from None
-
-    def __enter__(self) -> "Watch":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the stream, also for a thread that waits in it."""
-        self._closed = True
-        self._stream.cancel()
 
 
 _links: "weakref.WeakSet[Link]" = weakref.WeakSet()

@@ -1,21 +1,26 @@
 """Pools of the synchronous client: with their memory, for workers, and without, for tools."""
 
+import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
 from kvharbor.client import answers, ordering, releases, traffic
 from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch, Repeats
+from kvharbor.client.blocks import BlockCalls
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.client.errors import HarborError
-from kvharbor.client.link import Link, Watch
+from kvharbor.client.hints import NO_HINTS, Hints, hints_message
+from kvharbor.client.link import Link
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NO_ORDER, Mark, StreamOrder
 from kvharbor.client.recording import Recording
 from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm, WarmOrder, WarmTask
+from kvharbor.client.runs import BlockRun, OwnBlocks
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import Tokens
+from kvharbor.client.watch import Watch
 from kvharbor.gpumem import BlockViews
 from kvharbor.v1 import cache_service_pb2 as cache
 
@@ -135,6 +140,8 @@ class Pool(PoolHandle):
         self.descriptor = memory.descriptor
         self.block_tokens = memory.descriptor.layout.block_tokens
         self.sequences = releases.LiveSequences()
+        self.blocks = BlockCalls(self)
+        self.batches: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def part(self) -> int:
@@ -164,6 +171,7 @@ class Pool(PoolHandle):
         group: str = "",
         wait_s: float = 0.0,
         pending_wait_s: float = 0.0,
+        hints: Hints = NO_HINTS,
     ) -> Sequence:
         """Matches a prompt, holds what is there and reserves the rest, in one step.
 
@@ -174,6 +182,8 @@ class Pool(PoolHandle):
         `pending_wait_s` is how long to wait, before that, for what another session is computing of the prompt: until
         it has committed that, or is gone or has committed nothing for 2 s. Whatever ends the wait, what is not there
         then is the caller's to compute. `pending` of the sequence tells what others are computing of it.
+
+        `hints` may make eviction choose better; they are about the blocks that this request publishes.
 
         Raises RequestTooLarge when it can never fit, PoolExhausted when it does not fit now.
         """
@@ -187,6 +197,7 @@ class Pool(PoolHandle):
             reserve_tokens=reserve_tokens,
             max_cached_tokens=max_cached_tokens,
             group=group,
+            hints=hints_message(hints),
         )
 
         def granted(reply: cache.AllocateResponse) -> Sequence:
@@ -285,6 +296,16 @@ class Pool(PoolHandle):
 
         return self.link.run(self.calls.claim_warm_task(), take=claimed)
 
+    @property
+    def own_blocks(self) -> OwnBlocks:
+        """What the session holds by itself, as of the last answer."""
+        return self.blocks.held.own
+
+    def blocks_lost(self, lost: BlockRun, cause: HarborError | None) -> None:
+        """Takes in that the session does not hold these blocks any more; for the harbor."""
+        self.blocks.held.lost(lost, cause)
+
     def moved(self, pool_id: str) -> None:
         """Takes its id in a new epoch; for the harbor."""
         self.id = self.calls.pool_id = pool_id
+        self.blocks.moved()

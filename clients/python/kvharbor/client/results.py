@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client.traffic import Miss, TrafficStats
+from kvharbor.gpumem import Layout
 
 SequenceT = TypeVar("SequenceT")
 PoolT = TypeVar("PoolT")
@@ -17,12 +18,14 @@ class Namespace:
     """The caller's part of a namespace; blocks never match across namespaces.
 
     `version` names the weights, `adapter` a LoRA or the like, `salt` separates users whose prompts must not
-    meet (at most 256 bytes).
+    meet (at most 256 bytes). An empty version is the session's, as by `bump_namespace`. A `scheme` says that blocks are
+    known by opaque keys, and how the caller computes these, seed included: block calls alone take it.
     """
 
     version: str = ""
     adapter: str = ""
     salt: bytes = b""
+    scheme: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class PoolInfo:
 
     `block_count` includes the scratch blocks, `size_bytes` is of each part.
     `devices` are the UUIDs of where its parts lie, by rank; empty for a pool in host memory.
+    `layout` is what to open it with; None where it says what this client does not know.
     """
 
     pool_id: str
@@ -184,6 +188,7 @@ class PoolInfo:
     block_count: int
     size_bytes: int
     devices: tuple[str, ...] = ()
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import grpc
 from kvharbor.client import calls, channel, holdings
 from kvharbor.client.address import Address
 from kvharbor.client.calls import Call
+from kvharbor.client.conversation import Conversation
 from kvharbor.client.errors import (
     DeadlineExceeded,
     DescriptorsExhausted,
@@ -52,6 +53,10 @@ class Host(Protocol):
     standing: Standing
     side: SideSocket | None
     session: Session | None
+
+    @property
+    def stream(self) -> Conversation:
+        """Its stream of calls."""
 
     @property
     def pools(self) -> dict[str, Any]:
@@ -102,13 +107,21 @@ class Returning:
                     self._close_all_but(side)
                     return side
         except HarborError as failure:
-            ended_by = failure
-            link.atomically(lambda: link.standing.end(ended_by))
+            self._end(failure)
         except Exception as failure:  # what on_epoch raises, or a bug here: calls must not wait for ever
             broken = ServiceBug(f"cannot go on with the session: {failure!r}")
             broken.__cause__ = failure
-            link.atomically(lambda: link.standing.end(broken))
+            self._end(broken)
         return None
+
+    def _end(self, cause: HarborError) -> None:
+        link = self._link
+
+        def end() -> None:
+            link.standing.end(cause)
+            link.stream.void(cause)
+
+        link.atomically(end)
 
     def close(self) -> None:
         """Closes every side socket but the link's own, which it closes itself."""
@@ -168,12 +181,14 @@ class Returning:
             link.standing.begin_return()
             if not session.token:
                 return [], []
+            link.stream.replaced()
             return holdings.tellings(link.pools, session.opened_pool_ids), holdings.releases(link.pools)
 
         def arrive() -> None:
             holdings.settle(link.pools)
             link.side, link.session = side, session
             link.standing.arrive()
+            link.stream.returned()
 
         tellings, releases = link.atomically(snapshot)
         try:
@@ -212,7 +227,7 @@ class Returning:
 
         def begin() -> None:
             link.standing.begin_epoch()
-            holdings.void(link.pools, session.epoch)
+            link.stream.void(holdings.void(link.pools, session.epoch))
 
         link.atomically(begin)
         link.ask_user(on_epoch, session.epoch, new_epoch)
@@ -249,6 +264,7 @@ class Returning:
             holdings.rekeyed(link.pools, {old_id: memory.pool_id for old_id, memory in moves.items()})
             link.side, link.session = side, session
             link.standing.arrive()
+            link.stream.returned()
 
         link.atomically(arrive)
         return side

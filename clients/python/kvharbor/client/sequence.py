@@ -94,6 +94,8 @@ class Sequence(SequenceState):
         Waits for the device first [C14]; when that fails the sequence is not released. A session or an epoch that has
         ended has released it already, so that is no error.
         """
+        if self.batch is not None:
+            self.batch.release([self])
         if self.ended:
             return
         call = self._pool.calls.release([cache.ReleaseItem(sequence_id=self.id)])

@@ -8,6 +8,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from kvharbor.client.errors import (
     CursorOutOfRange,
     HarborError,
     InvalidField,
+    SequenceBusy,
     SequenceEnded,
     SequenceInDoubt,
     SequenceLost,
@@ -34,6 +36,16 @@ MAX_SWITCHED = 65_536
 """So many the service takes with one commit; the others are reported with the next."""
 
 
+class Batch(Protocol):
+    """What has taken a sequence over, as it were: whose state is ahead of the sequence's own."""
+
+    def note_end(self, sequence: Any) -> None:
+        """Takes in that a sequence of it has ended."""
+
+    def release(self, sequences: Any) -> None:
+        """Ends sequences of it."""
+
+
 class SequenceState:
     """One request's block table and cursors, as of the last reply.
 
@@ -45,7 +57,7 @@ class SequenceState:
     tells what another session was computing of the prompt then; None: nothing.
 
     `unanswered` is a commit that ended without an answer: the next one has to carry it [C5]. `untold`: the service is
-    away and has still to learn of a commit.
+    away and has still to learn of a commit. `batch`: a DecodeBatch appends to it, and is ahead of what is here [C20].
     """
 
     ended = True
@@ -68,6 +80,7 @@ class SequenceState:
         self.unanswered: cache.CommitItem | None = None
         self.untold = False
         self.leaving = False
+        self.batch: Batch | None = None
         self._ended_by: HarborError | None = None
         self._shadows: dict[int, Shadow] = {}
         self._switched: list[int] = []
@@ -107,6 +120,7 @@ class SequenceState:
         The shadows must not be touched any more, device work in flight included. The service takes them back
         with the next commit, which reports the positions.
         """
+        self._require_alone()
         with self._unchanging():
             if not self._shadows:
                 return ()
@@ -119,6 +133,16 @@ class SequenceState:
             self._shadows.clear()
             self._switched.extend(positions)
             return positions
+
+    @property
+    def has_switched(self) -> bool:
+        """Whether the next commit has to report switched shadows."""
+        return bool(self._switched)
+
+    def shorten(self, block_count: int) -> None:
+        """Takes the last blocks out of the table, which have never become part of the sequence."""
+        self.table, self.generations = self.table[:-block_count], self.generations[:-block_count]
+        self.capacity_tokens -= block_count * self.block_tokens
 
     def require_held(self) -> None:
         """Raises SequenceEnded after release or hand-off, and what else the sequence has ended by."""
@@ -136,7 +160,12 @@ class SequenceState:
             )
         self._require_staying()
 
+    def _require_alone(self) -> None:
+        if self.batch is not None:
+            raise SequenceBusy(f"sequence {self.id} is in a DecodeBatch: leave that first, or use the batch")
+
     def _require_staying(self) -> None:
+        self._require_alone()
         if self.leaving:
             raise SequenceInDoubt(
                 f"the hand-off of sequence {self.id} ended without an answer: hand it off again, or release it"
@@ -160,6 +189,7 @@ class SequenceState:
     ) -> cache.CommitItem:
         """Names what is written, with the blocks that hold it by the table, so that a wrong table is noticed."""
         self.require_held()
+        self._require_alone()
         if not leaving:
             self._require_staying()
         item = request(
@@ -268,19 +298,19 @@ class SequenceState:
     def end_with(self, cause: HarborError) -> None:
         """Ends it, and has every later use raise `cause`."""
         if not self.ended:
-            self.ended = True
             self._ended_by = cause
+            self._end()
 
     def released(self, reply: cache.ReleaseResponse) -> None:
         """Takes in the result of its release."""
         (result,) = reply.results
         if result.status.code and not self.ended:
             raise refusals.from_item(result.status)
-        self.ended = True
+        self._end()
 
     def forget(self) -> None:
         """Takes in its end without a word to the service: what is not told with `held` is released."""
-        self.ended = True
+        self._end()
 
     def leave(self) -> None:
         """Takes in that it has perhaps been handed off."""
@@ -288,8 +318,13 @@ class SequenceState:
 
     def handed_off(self, reply: cache.HandoffResponse) -> str:
         """Takes in that it is another's now; returns the token."""
-        self.ended = True
+        self._end()
         return reply.handoff_token
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.batch is not None:
+            self.batch.note_end(self)
 
     def _advance(self, item: cache.CommitItem) -> None:
         self.computed_tokens = item.computed_tokens

@@ -160,6 +160,16 @@ class SideSocket:
             raise ServiceBug(f"the service answered an attach without the memory of part {attach.part}")
         return attached, frame.fds
 
+    def attach_status(self, pool_id: str) -> int:
+        """Returns the descriptor of a pool's status page, which becomes the caller's, or raises as `attach` does."""
+        frame = self._exchange(side_pb2.SideRequest(attach_status=side_pb2.AttachStatus(pool_id=pool_id)))
+        if frame.response.WhichOneof("response") != "status_attached" or len(frame.fds) != 1:
+            frames.close_fds(frame.fds)
+            if frame.cut:
+                raise OSError(errno.EMFILE, "no descriptor is left for the pool's status page: raise RLIMIT_NOFILE")
+            raise ServiceBug("the service answered for a status page without one")
+        return frame.fds[0]
+
     def take_notices(self) -> list[str]:
         """Returns the pools that the service has noticed warm tasks of since the last call; does not wait."""
         with self._lock, self._failing():

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvharbor.client import ServiceUnreachable, Starting, connect
 
@@ -58,11 +58,13 @@ class WorkerProcess:
 
 
 @contextmanager
-def service(socket_path: Path, memory: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """Runs `kvharbor serve`; its process, once it serves."""
+def service(
+    socket_path: Path, memory: str, *more: str, log: IO[bytes] | None = None
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Runs `kvharbor serve`, with `more` options; its process, once it serves. It logs to `log`, or where ours goes."""
     command = [sys.executable, "-m", "kvharbor.server.cli", "serve"]
     options = ["--socket", str(socket_path), "--memory", memory, "--log-level", "warning"]
-    process = subprocess.Popen([*command, *options])
+    process = subprocess.Popen([*command, *options, *more], stderr=log)
     try:
         _wait_until_serving(socket_path, process)
         yield process

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 import grpc
@@ -41,14 +41,15 @@ class Conversation:
     """Reads requests and sends what they come to, until one side ends it.
 
     `responding` has what serves a request, by its field in ConverseRequest. `waits_over` returns when nothing waits
-    any more that was begun here.
+    any more that was begun here. `over` is for whoever runs it to set, when all is taken back that has not left.
     """
 
     def __init__(self, session: Session, gate: Gate) -> None:
         self.outbox = Outbox()
         self.responding: dict[str, Respond] = {}
         self.waits_over: Callable[[], Coroutine[Any, Any, None]] = _at_once
-        self._session = session
+        self.session = session
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._gate = gate
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._finishes_with: ServerError | None = None
@@ -71,8 +72,16 @@ class Conversation:
         if self._reading is not None and not self._is_serving:
             self._reading.cancel()
 
-    async def run(self, channel: Channel) -> None:
-        """Returns when the other side has said all and got all; raises what else ends the stream."""
+    async def run(self, channel: Channel, earlier: Collection["asyncio.Future[None]"] = ()) -> None:
+        """Returns when the other side has said all and got all; raises what else ends the stream.
+
+        Serves nothing before the `earlier` streams of the session are over: what they take back could be what this one
+        is told that it holds.
+        """
+        if earlier:
+            await asyncio.wait(earlier)
+        if self._ended.done():
+            await self._ended
         self._reading = asyncio.create_task(self._read(channel.read))
         writing = asyncio.create_task(self.outbox.send_all(channel.write))
         saying_all = asyncio.create_task(self._say_all(self._reading))
@@ -117,7 +126,7 @@ class Conversation:
         try:
             self.outbox.put(response, undo)
         except WatcherTooSlow as slow:
-            log.warning("stream cut off", session=self._session.number, unsent_count=slow.pending_event_count)
+            log.warning("stream cut off", session=self.session.number, unsent_count=slow.pending_event_count)
             self.end(slow)
 
     def refuse(self, number: int, refused: Refusal) -> None:
@@ -152,8 +161,8 @@ class Conversation:
             self._is_serving = False
 
     async def _serve(self, request: pb.ConverseRequest) -> None:
-        if self._session.ended:
-            raise SessionUnknown(self._session.cause)
+        if self.session.ended:
+            raise SessionUnknown(self.session.cause)
         kind = request.WhichOneof("call")
         if kind is None:
             unknown = InvalidField(

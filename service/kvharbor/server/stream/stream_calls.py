@@ -33,21 +33,24 @@ class StreamCalls(rpc.StreamServiceServicer):
         session = self._callers.session(context)
         conversation = Conversation(session, self.gate)
         responses = Responses(conversation, session, self._pools, self._sequences)
+        earlier = [one.over for one in self._open if one.session is session]
         if session.stream is not None:
             session.stream.end(Replaced())
         session.stream = conversation
         self._open.add(conversation)
         try:
-            # Who waits for these knows from then on that this stream is the session's.
-            await context.send_initial_metadata(self.gate.reply_metadata)
-            await conversation.run(context)
+            try:
+                # Who waits for these knows from then on that this stream is the session's.
+                await context.send_initial_metadata(self.gate.reply_metadata)
+                await conversation.run(context, earlier)
+            finally:
+                if session.stream is conversation:
+                    session.stream = None
+                await responses.close()
+                self._open.discard(conversation)
+                conversation.over.set_result(None)
         except Replaced:
             await context.abort(grpc.StatusCode.CANCELLED, "another stream of the session has taken this one's place")
-        finally:
-            self._open.discard(conversation)
-            if session.stream is conversation:
-                session.stream = None
-            await responses.close()
 
     def finish(self, reason: ServerError) -> None:
         """Ends every stream with `reason`, after what is under way."""

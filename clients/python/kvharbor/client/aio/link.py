@@ -15,6 +15,7 @@ from kvharbor.client import answers, channel
 from kvharbor.client.address import Address
 from kvharbor.client.aio.recording import Recording
 from kvharbor.client.calls import Call, Repeat
+from kvharbor.client.conversation import Silence
 from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, SessionLost, Unavailable
 from kvharbor.client.options import Options
 from kvharbor.client.results import Progress, WatchEvent
@@ -51,6 +52,7 @@ class Link:
         self._stop_waiting: Callable[[], None] = lambda: None
         self._channel = grpc.aio.insecure_channel(address.target, options=channel.OPTIONS)
         self._stubs = channel.Stubs(self._channel)
+        self.stream = Silence()
         self._returning = Returning(self)
         self._returning.start()
 

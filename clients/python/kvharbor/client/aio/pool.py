@@ -12,9 +12,11 @@ from kvharbor.client.aio.sequence import Sequence
 from kvharbor.client.batches import Commit, CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import NO_NAMESPACE, PoolCalls
 from kvharbor.client.errors import HarborError
+from kvharbor.client.hints import NO_HINTS, Hints, hints_message
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NO_ORDER, Mark, StreamOrder
 from kvharbor.client.results import CommitResult, ExtraKey, Lookup, Namespace, PoolStats, Warm, WarmOrder, WarmTask
+from kvharbor.client.runs import BlockRun, OwnBlocks
 from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import Tokens
 from kvharbor.gpumem import BlockViews
@@ -136,6 +138,8 @@ class Pool(PoolHandle):
         self.descriptor = memory.descriptor
         self.block_tokens = memory.descriptor.layout.block_tokens
         self.sequences = releases.LiveSequences()
+        self.own_blocks = OwnBlocks(memory.descriptor.block_count)
+        self.batches = ()
 
     @property
     def part(self) -> int:
@@ -165,6 +169,7 @@ class Pool(PoolHandle):
         group: str = "",
         wait_s: float = 0.0,
         pending_wait_s: float = 0.0,
+        hints: Hints = NO_HINTS,
     ) -> Sequence:
         """Matches a prompt, holds what is there and reserves the rest, in one step.
 
@@ -176,6 +181,8 @@ class Pool(PoolHandle):
         `pending_wait_s` is how long to wait, before that, for what another session is computing of the prompt: until
         it has committed that, or is gone or has committed nothing for 2 s. Whatever ends the wait, what is not there
         then is the caller's to compute. `pending` of the sequence tells what others are computing of it.
+
+        `hints` may make eviction choose better; they are about the blocks that this request publishes.
 
         Raises RequestTooLarge when it can never fit, PoolExhausted when it does not fit now.
         """
@@ -189,6 +196,7 @@ class Pool(PoolHandle):
             reserve_tokens=reserve_tokens,
             max_cached_tokens=max_cached_tokens,
             group=group,
+            hints=hints_message(hints),
         )
 
         def granted(reply: cache.AllocateResponse) -> Sequence:
@@ -286,6 +294,9 @@ class Pool(PoolHandle):
             return answers.warm_task(reply, self, Sequence(self, reply.sequence, tail))
 
         return await self.link.run(self.calls.claim_warm_task(), take=claimed)
+
+    def blocks_lost(self, lost: BlockRun, cause: HarborError | None) -> None:
+        """Has none that could be lost: block calls are of the synchronous client."""
 
     def moved(self, pool_id: str) -> None:
         """Takes its id in a new epoch; for the harbor."""

@@ -75,9 +75,8 @@ def _refuse_config(model: Any) -> None:
         raise AttentionUnsupported("models off the CPU", model.device, "move the model to the CPU")
     if model.training:
         raise AttentionUnsupported("models in training mode", type(model).__name__, "call model.eval()")
-    if changing := _rope_types(config) & {"dynamic", "longrope"}:
-        # They rotate every key by the longest sequence of the pass: K would depend on what runs beside it.
-        raise AttentionUnsupported("rotations that depend on length", sorted(changing), "use a model with a fixed one")
+    if changing := rotations_by_length(config):
+        raise AttentionUnsupported("rotations that depend on length", changing, "use a model with a fixed one")
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind != "full_attention":
             raise AttentionUnsupported(
@@ -85,10 +84,15 @@ def _refuse_config(model: Any) -> None:
             )
 
 
-def _rope_types(config: Any) -> set[str]:
+def rotations_by_length(config: Any) -> list[str]:
+    """Returns the model's kinds of rotation that turn every key by the longest sequence of a pass.
+
+    K would depend on what runs beside it.
+    """
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {str(each.get("rope_type")) for each in (parameters, *nested)}
+    kinds = {str(each.get("rope_type")) for each in (parameters, *nested)}
+    return sorted(kinds & {"dynamic", "longrope"})
 
 
 def _plane(name: str, states: list[Tensor], block_tokens: int) -> Plane:

@@ -52,6 +52,18 @@ def load_smollm2(progress: Progress | None = None) -> LoadedModel:
         return LoadedModel(model, AutoTokenizer.from_pretrained(folder))
 
 
+def smollm2_folder(progress: Progress | None = None) -> Path:
+    """Returns the folder of the converted model, for engines that load it themselves; else as `load_smollm2`."""
+    with _without_progress_bars():
+        return _converted(progress or _say_nothing)
+
+
+def smollm2_folder(progress: Progress | None = None) -> Path:
+    """Returns the folder that `load_smollm2` loads, for other engines; converts and raises as that does."""
+    with _without_progress_bars():
+        return _converted(progress or _say_nothing)
+
+
 def _say_nothing(stage: str) -> None:
     del stage
 

@@ -1,0 +1,143 @@
+"""Leased blocks that are kept for later use, so that taking one is no call [C19]."""
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from kvharbor.client.errors import HarborError, InvalidField, PoolExhausted
+from kvharbor.client.outbox import Outgoing
+from kvharbor.client.runs import NO_BLOCKS, BlockRun
+from kvharbor.client.unanswered import Answer
+
+if TYPE_CHECKING:
+    from kvharbor.client.pool import Pool
+
+PAUSE_S = 0.1
+"""After a recall, or a refill that brought nothing, before more is asked for than is needed at once."""
+IDLE_S = 1.0
+
+
+class Credits:
+    """A stock of leased blocks of one pool, refilled in the background to `target_block_count`. Threads may share it.
+
+    When others need room they get it back at once, in a thread of the harbor's, and all of it goes back when none was
+    taken for `idle_s`. What was taken is its taker's, held by the session until it is released or has become part of a
+    sequence.
+    """
+
+    def __init__(self, pool: "Pool", target_block_count: int, *, idle_s: float = IDLE_S) -> None:
+        if target_block_count < 1:
+            raise InvalidField.of("target_block_count", target_block_count, limit="1 or more", remedy="correct it")
+        self.target_block_count = target_block_count
+        self._pool = pool
+        self._stock = NO_BLOCKS
+        self._asking = False
+        self._quiet_until_s = 0.0
+        self._taken_at_s = time.monotonic()
+        self._idle_s = idle_s
+        self._stopped = threading.Event()
+        held = pool.blocks.held
+        held.stream.require_session()
+        with pool.link.guard:
+            held.stocks.add(self)
+            self._refill()
+        threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._stopped, idle_s), name="kvharbor-credits", daemon=True
+        ).start()
+
+    def __len__(self) -> int:
+        return len(self._stock)
+
+    def take(self, block_count: int) -> BlockRun:
+        """Returns so many blocks out of the stock; makes no call. Raises PoolExhausted when it has less."""
+        with self._pool.link.guard:
+            stock = self._stock
+            self._taken_at_s = time.monotonic()
+            if block_count > len(stock):
+                self._refill()
+                raise PoolExhausted(
+                    f"{block_count} blocks are needed and {len(stock)} are in stock: call `require`, or preempt a "
+                    f"request and release its blocks",
+                    metadata={"neededBlockCount": str(block_count), "availableBlockCount": str(len(stock))},
+                )
+            self._stock = stock[block_count:]
+            if 4 * len(self._stock) <= 3 * self.target_block_count:
+                self._refill()
+            return stock[:block_count]
+
+    def require(self, block_count: int, *, timeout_s: float | None = None) -> None:
+        """Has so many blocks in stock, by a call for growth if there are less; raises PoolExhausted, Unavailable."""
+        missing = block_count - len(self._stock)
+        if missing <= 0:
+            return
+        want = max(missing, self.target_block_count - len(self._stock))
+
+        def make(answer: Answer) -> Outgoing:
+            def take(leased: BlockRun) -> None:
+                self._add(leased)
+                answer.set(None)
+
+            return self._pool.blocks.held.growing(want, take, answer.fail, least=missing)
+
+        self._pool.blocks.held.stream.ask(make, timeout_s)
+
+    def give_back(self, block_count: int) -> int:
+        """Releases up to so many, for others; returns how many."""
+        with self._pool.link.guard:
+            self._quiet_until_s = time.monotonic() + PAUSE_S
+            count = min(block_count, len(self._stock))
+            kept = len(self._stock) - count
+            self._stock, returned = self._stock[:kept], self._stock[kept:]
+            self._pool.blocks.held.release(returned)
+            return count
+
+    def lose(self, lost: BlockRun) -> None:
+        """Takes in that the session does not hold these any more; for the harbor."""
+        self._stock = self._stock[~self._stock.among(lost)]
+
+    def close(self) -> None:
+        """Releases the stock, for good. Repeating it does nothing."""
+        self._stopped.set()
+        self.give_back(len(self._stock))
+
+    def _refill(self) -> None:
+        missing = self.target_block_count - len(self._stock)
+        if missing <= 0 or self._asking or self._stopped.is_set() or time.monotonic() < self._quiet_until_s:
+            return
+        self._asking = True
+        held = self._pool.blocks.held
+        held.stream.put(held.growing(missing, self._refilled, self._not_refilled))
+
+    def _refilled(self, leased: BlockRun) -> None:
+        self._asking = False
+        if not len(leased):
+            self._quiet_until_s = time.monotonic() + PAUSE_S
+        self._add(leased)
+
+    def _not_refilled(self, _: HarborError) -> None:
+        # Who needs blocks that are not there is told why by `require`.
+        self._asking = False
+        self._quiet_until_s = time.monotonic() + PAUSE_S
+
+    def _add(self, leased: BlockRun) -> None:
+        if self._stopped.is_set():
+            self._pool.blocks.held.release(leased)
+        else:
+            self._stock = BlockRun.join([self._stock, leased])
+
+    def return_idle(self) -> None:
+        """Gives all back if nothing was taken for a while; for its thread."""
+        with self._pool.link.guard:
+            if time.monotonic() - self._taken_at_s >= self._idle_s:
+                self.give_back(len(self._stock))
+
+
+def _watch(reference: "weakref.ref[Credits]", stopped: threading.Event, idle_s: float) -> None:
+    """Runs in the thread, and keeps nothing alive that its owner has forgotten."""
+    while not stopped.wait(idle_s):
+        credits = reference()
+        if credits is None:
+            return
+        credits.return_idle()
+        del credits

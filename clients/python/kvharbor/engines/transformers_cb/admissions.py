@@ -1,0 +1,138 @@
+"""Prompts get all of their blocks at once, in order, and wait without holding any [E11].
+
+A prompt that holds a part of what it needs while it waits for the rest would keep it from another engine's that
+does the same. So a prompt is admitted with its whole table, or not at all; the first that does not fit takes a place
+in the owner's queue, and those behind it wait until it is through.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvharbor.client import (
+    Acquired,
+    BlockCalls,
+    BlockRun,
+    CallerMistake,
+    Chain,
+    Grant,
+    HarborError,
+    Namespace,
+    PoolExhausted,
+    Unavailable,
+)
+from kvharbor.engines.request_blocks import RequestBlocks
+
+WAIT_S = 60.0
+"""How long a place in the owner's queue is kept; then another is taken."""
+_NOTHING = BlockRun.of(())
+_NOT_NOW = Acquired(refusal=PoolExhausted("no blocks just now"))
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A prompt's table, and how many blocks from its start need not be computed."""
+
+    table: list[int]
+    reused_block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request_id: str
+    grant: Grant
+
+
+class Admissions:
+    """Asks the owner for prompts' blocks. `refused` are requests that never fit, with why."""
+
+    def __init__(self, calls: BlockCalls, held: RequestBlocks, namespace: Namespace, block_tokens: int) -> None:
+        self.refused: dict[str, HarborError] = {}
+        self._calls = calls
+        self._held = held
+        self._namespace = namespace
+        self._block_tokens = block_tokens
+        self._waiting: _Waiting | None = None
+
+    def admit(self, request_id: str, prompt: Sequence[int]) -> Admitted | None:
+        """Returns the blocks of a prompt, of which at least one token is left to compute; None: not now."""
+        self._held.require_epoch()
+        if self._waiting is None:
+            acquired: Acquired | None = self._acquire(prompt)
+        elif self._waiting.request_id == request_id:
+            acquired = self._granted(self._waiting.grant, prompt)
+        else:
+            acquired = None
+        if acquired is None:
+            return None
+        self._held.require_epoch(acquired.held, acquired.leased)
+        return self._taken(request_id, acquired)
+
+    def cancel(self, request_id: str | None = None) -> None:
+        """Ends the wait of a request, or of any; what it was granted meanwhile goes back."""
+        if self._waiting is None or request_id not in (None, self._waiting.request_id):
+            return
+        grant, self._waiting = self._waiting.grant, None
+        grant.cancel()
+        granted = grant.poll()
+        if granted is not None and granted.refusal is None:
+            self._held.give_back(granted.held, granted.leased)
+
+    def forget(self) -> None:
+        """Takes in that the epoch has ended: nobody waits any more."""
+        self._waiting = None
+
+    def _acquire(self, prompt: Sequence[int]) -> Acquired:
+        chain = self._chain(prompt, -(-len(prompt) // self._block_tokens))
+        try:
+            (acquired,) = self._calls.acquire([chain], wait_s=WAIT_S)
+        except Unavailable:  # it is the next process that knows, or a later step
+            return _NOT_NOW
+        except CallerMistake as mistake:  # such as a token that is none
+            return Acquired(refusal=mistake)
+        return acquired
+
+    def _granted(self, grant: Grant, prompt: Sequence[int]) -> Acquired | None:
+        try:
+            granted = grant.poll()
+            if granted is not None and granted.refusal is None:
+                granted = self._confirmed(prompt, granted)
+        except Unavailable:
+            granted = _NOT_NOW
+        if granted is not None:
+            self._waiting = None
+        return granted
+
+    def _confirmed(self, prompt: Sequence[int], granted: Acquired) -> Acquired:
+        """Holds again what was granted while the engine went on [E13].
+
+        Of a session a block is held or not. So when the grant came and a request here let go of the same block just
+        then, not knowing, that has ended the grant's hold as well. After this no such release is under way.
+        """
+        (held,) = self._calls.acquire([self._chain(prompt, 0)])
+        needed = len(granted.held) + len(granted.leased) - len(held.held)
+        if needed > len(granted.leased):
+            self._held.give_back(held.held, granted.leased)
+            return _NOT_NOW
+        self._held.give_back(_NOTHING, granted.leased[needed:])
+        return replace(granted, held=held.held, leased=granted.leased[:needed])
+
+    def _chain(self, prompt: Sequence[int], table_block_count: int) -> Chain:
+        whole = (len(prompt) - 1) // self._block_tokens * self._block_tokens
+        return Chain(
+            tokens=prompt[:whole],
+            namespace=self._namespace,
+            table_block_count=table_block_count,
+            computes=True,
+        )
+
+    def _taken(self, request_id: str, acquired: Acquired) -> Admitted | None:
+        if acquired.grant is not None:
+            # Whoever waits holds nothing, the spare blocks neither: they may be what is missing.
+            self._waiting = _Waiting(request_id, acquired.grant)
+            self._held.give_back_spare()
+            return None
+        if acquired.refusal is not None:
+            if not isinstance(acquired.refusal, PoolExhausted):
+                self.refused[request_id] = acquired.refusal
+            return None
+        return Admitted(self._held.adopt(acquired.held, acquired.leased), len(acquired.held))

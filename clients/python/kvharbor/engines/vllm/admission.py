@@ -1,0 +1,281 @@
+"""Requests that wait: each enters with all of its blocks, or holds none [E11].
+
+For a request that could be admitted now the service is asked once: for what is there of its prompt, which is held from
+then on, and for room for all the rest, or nothing. Where there is none the request waits for it in the service's queue,
+with those of other engines, and keeps nothing meanwhile, so that no two engines wait for each other.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import Request
+
+from kvharbor.client import Acquired, BlockRun, Chain, Grant, HarborError, Namespace, RequestTooLarge, Unavailable
+from kvharbor.engines.vllm.blocks import HarborBlockPool
+from kvharbor.engines.vllm.candidates import Candidate, is_ready
+from kvharbor.engines.vllm.owner import BlockCalls
+
+WAIT_S = 30.0
+"""How long a request stands in the service's queue before it is put there anew."""
+ROUNDS = 4
+"""A prompt that is there already costs a step little, so that more requests fit in than it seemed at first."""
+PROBE_S = 0.01
+PARKED_S = 20.0
+"""How long a request waits at most for what another engine computes of it, and how often it looks."""
+
+AWAY_S = 0.05
+TOO_LARGE_S = 1.0
+"""Before it is asked again, where the service is away, or a request is larger than what the pool can ever give."""
+EVERYBODY = "requests"
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    """What is held for a request that has not been admitted yet: hits, and `lacking` free blocks for the rest."""
+
+    pins: list[KVCacheBlock]
+    lacking: int
+    cached_count: int
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A request in the service's queue, and what was released since it stands there."""
+
+    candidate: Candidate
+    grant: Grant
+    released: set[tuple[int, int]] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Parked:
+    """A request that another engine computes a prefix of, and how long to wait for that."""
+
+    until_s: float
+
+
+class Admission:
+    """Holds blocks for waiting requests, of one scheduler. `flush` sends what is to be released."""
+
+    def __init__(
+        self,
+        pool: HarborBlockPool,
+        calls: BlockCalls,
+        namespace: Namespace,
+        flush: Callable[[], None],
+        *,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._calls = calls
+        self.namespace = namespace
+        self._flush = flush
+        self._block_tokens: int = pool.hash_block_size
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self._reserved: dict[str, _Reservation] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._parked: dict[str, _Parked] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    @property
+    def lacking(self) -> int:
+        """Free blocks that those need who may enter."""
+        return sum(each.lacking for each in self._reserved.values())
+
+    def may_enter(self, request: Request) -> bool:
+        """Whether a waiting request has all of its blocks; those that have some already need no more at once."""
+        return request.request_id in self._reserved or request.num_computed_tokens > 0
+
+    def prepare(self, scheduler: Any) -> None:
+        """Asks for what those need who could be admitted in the next step, in the order of vLLM's queue."""
+        # First, so that no hold which a grant brings is ended by a release of before.
+        self._flush()
+        for name in {*self._reserved, *self._waits, *self._parked} - scheduler.requests.keys():
+            self.forget(name)
+        self._poll()
+        if scheduler.pause_state is not PauseState.UNPAUSED or self._is_postponed(EVERYBODY):
+            return
+        for _ in range(ROUNDS):
+            batch = [*self._batch(scheduler)]
+            if not batch or not self._acquire(batch):
+                return
+
+    def admitted(self, scheduled: Any) -> None:
+        """Takes in which requests have entered: they have references of their own now."""
+        for request_id in [name for name in self._reserved if name in scheduled]:
+            self._drop(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """A request waits no more."""
+        self._drop(request_id)
+        self._parked.pop(request_id, None)
+        self._not_before_s.pop(request_id, None)
+        wait = self._waits.pop(request_id, None)
+        if wait is not None:
+            wait.grant.cancel()
+            self._settle(wait)
+
+    def forget_all(self) -> None:
+        """Holds nothing for anybody any more; who still waits is asked for anew."""
+        for request_id in [*self._reserved, *self._waits, *self._parked]:
+            self.forget(request_id)
+
+    def give_way(self) -> bool:
+        """Gives up what is held for the last of those who may enter; False if there is nobody."""
+        if not self._reserved:
+            return False
+        self._drop(next(reversed(self._reserved)))
+        return True
+
+    def note_released(self, released: BlockRun) -> None:
+        """Takes in what was released, which a grant that is on its way may still count as held."""
+        for wait in self._waits.values():
+            wait.released.update(released)
+
+    # Whom to ask for
+
+    def _batch(self, scheduler: Any) -> Iterator[Candidate]:
+        """Yields those who fit into one step, in order; of those who begin alike only the first.
+
+        The others find what that one has computed, or what the service has of it, a little later.
+        """
+        tokens = scheduler.max_num_scheduled_tokens - len(scheduler.running)
+        places = scheduler.max_num_running_reqs - len(scheduler.running)
+        first_keys: set[bytes] = set()
+        for request in scheduler.waiting:
+            if tokens <= 0 or places <= 0:
+                return
+            name = request.request_id
+            if name in self._waits:
+                return
+            if not is_ready(request) or self._is_postponed(name):
+                continue
+            places -= 1
+            reservation = self._reserved.get(name)
+            if reservation is not None:
+                tokens -= request.num_tokens - reservation.cached_count * self._block_tokens
+                continue
+            candidate = Candidate.of(request, self._block_tokens, self._max_model_len)
+            first = candidate.keys[0] if candidate.keys else None
+            if first in first_keys and not self._pool.knows(first):
+                continue
+            if first is not None:
+                first_keys.add(first)
+            tokens -= request.num_tokens - self._block_tokens * self._pool.hit_count(candidate.keys)
+            yield candidate
+
+    def _is_postponed(self, name: str) -> bool:
+        return self._clock() < self._not_before_s.get(name, 0.0)
+
+    # Asking
+
+    def _acquire(self, batch: list[Candidate]) -> bool:
+        """Returns whether all have got what they need."""
+        self._flush()  # what probing has given back
+        pinned = [self._pool.pin_hits(candidate.keys) for candidate in batch]
+        chains = [self._chain(*pair) for pair in zip(batch, pinned, strict=True)]
+        try:
+            results = self._calls.acquire(chains, wait_s=WAIT_S)
+        except Unavailable as away:
+            self._postpone(EVERYBODY, AWAY_S, away)
+            results = [Acquired(refusal=away)] * len(batch)
+        for candidate, pins, result in zip(batch, pinned, results, strict=True):
+            self._take(candidate, pins, result)
+        return all(result.refusal is None for result in results)
+
+    def _chain(self, candidate: Candidate, pins: list[KVCacheBlock]) -> Chain:
+        # The service does not know yet of blocks whose step is under way; they need no room all the same.
+        unknown = sum(not self._pool.is_published(block) for block in pins)
+        probing = candidate.request.request_id in self._parked
+        return Chain(
+            keys=b"".join(candidate.keys),
+            namespace=self.namespace,
+            table_block_count=0 if probing else candidate.block_count - unknown,
+            computes=not probing,
+        )
+
+    def _take(self, candidate: Candidate, pins: list[KVCacheBlock], result: Acquired) -> None:
+        name = candidate.request.request_id
+        if result.refusal is None:
+            self._reserve(candidate, pins, result)
+            return
+        self._pool.free_blocks(reversed(pins))
+        if result.grant is not None:
+            self._waits[name] = _Wait(candidate, result.grant)
+        elif isinstance(result.refusal, RequestTooLarge):
+            # What an operator has pinned may go again.
+            self._postpone(name, TOO_LARGE_S, result.refusal)
+
+    def _postpone(self, name: str, pause_s: float, cause: HarborError) -> None:
+        _LOG.warning("%s cannot be admitted, again in %s s: %s", name, pause_s, cause)
+        self._not_before_s[name] = self._clock() + pause_s
+
+    def _reserve(self, candidate: Candidate, pins: list[KVCacheBlock], result: Acquired) -> None:
+        adopted = self._pool.adopt(result.held, candidate.keys)
+        self._pool.lend(result.leased)
+        name, hits = candidate.request.request_id, max(len(pins), len(adopted))
+        probed = name in self._parked
+        if (len(adopted) >= len(pins) and self._parks(name, result)) or probed:
+            self._pool.free_blocks([*reversed(adopted), *reversed(pins)])
+            self._pool.give_back_free(len(result.leased))
+            return
+        self._pool.outdated_requests.discard(name)
+        self._reserved[name] = _Reservation([*pins, *adopted], candidate.block_count - hits, hits)
+
+    def _parks(self, name: str, result: Acquired) -> bool:
+        """Whether to wait for what another engine is computing of the prompt: it is cheaper, and holds nothing."""
+        now_s = self._clock()
+        parked = self._parked.get(name) or _Parked(now_s + PARKED_S)
+        if result.pending is None or now_s >= parked.until_s:
+            self._parked.pop(name, None)
+            return False
+        self._parked[name] = parked
+        self._not_before_s[name] = now_s + PROBE_S
+        return True
+
+    # Waiting
+
+    def _poll(self) -> None:
+        for name, wait in [*self._waits.items()]:
+            try:
+                result = wait.grant.poll()
+            except HarborError as ended:
+                _LOG.warning("request %s asks for room anew: %s", name, ended)
+                del self._waits[name]
+                continue
+            if result is None:
+                continue
+            del self._waits[name]
+            if result.refusal is None and not wait.released.isdisjoint(result.held):
+                # The release has ended a hold that the grant counts on.
+                self._return(result)
+            elif result.refusal is None:
+                self._reserve(wait.candidate, self._pool.pin_hits(wait.candidate.keys), result)
+
+    def _settle(self, wait: _Wait) -> None:
+        """Gives back what was granted before the wait was cancelled."""
+        try:
+            result = wait.grant.poll()
+        except HarborError:
+            return
+        if result is not None and result.refusal is None:
+            self._return(result)
+
+    def _return(self, result: Acquired) -> None:
+        fresh = BlockRun.of(pair for pair in result.held if pair[0] not in self._pool.held)
+        self.note_released(fresh)
+        self._calls.release(BlockRun.join([result.leased, fresh]))
+
+    def _drop(self, request_id: str) -> None:
+        reservation = self._reserved.pop(request_id, None)
+        if reservation is not None:
+            self._pool.free_blocks(reversed(reservation.pins))

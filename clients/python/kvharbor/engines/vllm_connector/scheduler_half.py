@@ -1,0 +1,191 @@
+"""The scheduler's half: what is in the pool of a prompt, what to copy, and what has become publishable.
+
+A request holds the blocks of the pool that it begins with, and those that its own are copied to, from its admission to
+its end: so that each has a parent when it is published. Publication comes after the copy [E10]: a plan goes out with a
+step, and the report that comes back with the step's results says that it was carried out.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvharbor.client import BlockCalls, BlockRun, Chain, EpochEnded, Namespace, Unavailable
+from kvharbor.engines.request_blocks import MOST_AHEAD, RequestBlocks
+from kvharbor.engines.vllm_connector.engine import Engine
+from kvharbor.engines.vllm_connector.messages import Copy, Plan, Report
+
+_LOG = logging.getLogger(__name__)
+
+
+class Request(Protocol):
+    """What is used of vLLM's request."""
+
+    request_id: str
+    num_tokens: int
+    num_computed_tokens: int
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """The keys of its whole blocks, as far as their tokens are known."""
+
+
+@dataclass(eq=False, slots=True)
+class _Admission:
+    """One admission of a request: `table` are blocks of the pool, the first `published` of them with content."""
+
+    request: Request
+    table: list[int] = field(default_factory=list)
+    published: int = 0
+    admitted: bool = False
+    plan_count: int = 0
+    ended: bool = False
+    stores: bool = True
+
+
+Planned = tuple[_Admission, int, int]
+
+
+class SchedulerHalf:
+    """Plans copies for one engine. `loads`, `stores`: what the engine's role allows."""
+
+    def __init__(self, engine: Engine, scheme: str, block_tokens: int, *, loads: bool, stores: bool) -> None:
+        self._engine = engine
+        self._calls: BlockCalls = engine.pool.blocks
+        self._namespace = Namespace(scheme=scheme)
+        self._held = RequestBlocks(self._calls, self._namespace)
+        self._calls.on_recall = self._held.recall
+        self._block_tokens = block_tokens
+        self._loads = loads
+        self._stores = stores
+        self._life = engine.life
+        self._admissions: dict[str, _Admission] = {}
+        self._plans: dict[int, list[Planned]] = {}
+        self._plan = self._next_plan(1)
+
+    def matched_tokens(self, request: Request, own_tokens: int) -> int:
+        """Returns how many tokens behind vLLM's own `own_tokens` can be loaded. May be asked again."""
+        ready = self._ready()
+        admission = self._admissions.get(request.request_id)
+        if admission is None or admission.admitted:
+            self.end(request.request_id)
+            admission = self._looked_up(request) if ready else _Admission(request, stores=False)
+            self._admissions[request.request_id] = admission
+        matched_tokens = admission.published * self._block_tokens
+        return max(0, matched_tokens - own_tokens) if self._loads else 0
+
+    def admitted(self, request: Request, own_blocks: Sequence[int], loaded_tokens: int) -> None:
+        """Takes in that vLLM has given a request blocks, of which those of `loaded_tokens` are to be loaded."""
+        admission = self._admissions.get(request.request_id)
+        if admission is None:
+            return
+        admission.admitted = True
+        if loaded_tokens:
+            first = admission.published - loaded_tokens // self._block_tokens
+            self._plan.loads += zip(admission.table[first:], own_blocks[first : admission.published], strict=True)
+            self._planned(admission, admission.published, admission.published)
+
+    def plan(self, scheduled_tokens: dict[str, int], resolve_own_blocks: Any) -> Plan:
+        """Returns what to copy around a step, of so many tokens by request."""
+        if self._ready() and self._stores:
+            for request_id, token_count in scheduled_tokens.items():
+                admission = self._admissions.get(request_id)
+                if admission is not None and admission.admitted and admission.stores:
+                    self._plan_stores(admission, token_count, resolve_own_blocks)
+        plan, self._plan = self._plan, self._next_plan(self._plan.number + 1)
+        return plan
+
+    def reported(self, report: Report | None) -> None:
+        """Publishes what was stored."""
+        self._ready()
+        for number, stored in sorted(report.stored.items()) if report else ():
+            for admission, first, end in self._plans.pop(number, ()):
+                self._carried_out(admission, first, end, stored=stored)
+        if not self._admissions:
+            self._held.give_back_spare()
+
+    def end(self, request_id: str) -> None:
+        """Takes in that a request has ended, or begins again: its holds end when its last plan is carried out."""
+        admission = self._admissions.pop(request_id, None)
+        if admission is not None:
+            admission.ended = True
+            self._drop_if_over(admission)
+
+    def reset(self) -> None:
+        """Moves on to a namespace of its own: nothing that was stored is found any more."""
+        self._calls.bump_namespace()
+        for admission in self._admissions.values():
+            admission.stores = False
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._engine.close()
+
+    def _looked_up(self, request: Request) -> _Admission:
+        # One token at least is left to compute, for its logits.
+        keys = request.block_hashes[: (request.num_tokens - 1) // self._block_tokens]
+        chain = Chain(keys=b"".join(keys), namespace=self._namespace, computes=self._stores)
+        try:
+            (acquired,) = self._calls.acquire([chain])
+        except Unavailable as away:
+            _LOG.warning("what the pool has of a request is not known: %s", away)
+            return _Admission(request, stores=False)
+        except EpochEnded:
+            return _Admission(request, stores=False)
+        if self._engine.life != self._life:  # what has come is of another epoch
+            self._calls.release(acquired.held)
+            return _Admission(request, stores=False)
+        return _Admission(request, self._held.adopt(acquired.held, BlockRun.of(())), len(acquired.held))
+
+    def _plan_stores(self, admission: _Admission, token_count: int, resolve_own_blocks: Any) -> None:
+        request = admission.request
+        computed_tokens = request.num_computed_tokens + token_count
+        full = min(computed_tokens // self._block_tokens, len(request.block_hashes))
+        first = len(admission.table)
+        if full <= first:
+            return
+        try:
+            taken = self._held.take_some(full - first, MOST_AHEAD)
+        except EpochEnded:
+            return
+        if not taken:
+            return
+        own_blocks = resolve_own_blocks(request.request_id)[0]
+        admission.table += taken
+        stores: list[Copy] = list(zip(own_blocks[first : first + len(taken)], taken, strict=True))
+        self._plan.stores += stores
+        self._planned(admission, first, len(admission.table))
+
+    def _planned(self, admission: _Admission, first: int, end: int) -> None:
+        admission.plan_count += 1
+        self._plans.setdefault(self._plan.number, []).append((admission, first, end))
+
+    def _carried_out(self, admission: _Admission, first: int, end: int, *, stored: bool) -> None:
+        admission.plan_count -= 1
+        admission.stores = admission.stores and stored
+        if admission.stores and end > first:
+            keys = b"".join(admission.request.block_hashes[first:end])
+            self._held.publish(admission.table, first, end, keys=keys)
+            admission.published = end
+        self._drop_if_over(admission)
+
+    def _drop_if_over(self, admission: _Admission) -> None:
+        if admission.ended and not admission.plan_count:
+            self._held.drop(admission.table)
+            admission.table = []
+
+    def _ready(self) -> bool:
+        """Forgets what was held when another epoch has begun; False in between, when nothing can be held."""
+        life = self._engine.life
+        if life and life != self._life:
+            self._life = life
+            for planned in [*self._plans.values(), [(each, 0, 0) for each in self._admissions.values()]]:
+                for admission, _, _ in planned:
+                    admission.table, admission.published, admission.stores = [], 0, False
+            self._plans.clear()
+            self._plan = self._next_plan(self._plan.number + 1)
+            self._held.forget()
+        return bool(life) and not self._held.epoch_ended
+
+    def _next_plan(self, number: int) -> Plan:
+        return Plan(number, self._life, self._engine.harbor.join_token)

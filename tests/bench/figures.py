@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,11 +34,24 @@ class Figure:
 
 def interleaved(samples: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Takes one sample of each in turn, `rounds` times; returns the median of each, in the samples' own unit."""
-    taken: dict[str, list[float]] = {name: [] for name in samples}
+    taken = interleaved_parts({name: _single(sample) for name, sample in samples.items()}, rounds)
+    return {name: parts[""] for name, parts in taken.items()}
+
+
+def interleaved_parts(
+    samples: Mapping[str, Callable[[], Mapping[str, float]]], rounds: int
+) -> dict[str, dict[str, float]]:
+    """Does what `interleaved` does for samples that consist of named parts; returns the medians of each part."""
+    taken: dict[str, dict[str, list[float]]] = {name: {} for name in samples}
     for _ in range(rounds):
         for name, sample in samples.items():
-            taken[name].append(sample())
-    return {name: median(values) for name, values in taken.items()}
+            for part, value in sample().items():
+                taken[name].setdefault(part, []).append(value)
+    return {name: {part: median(values) for part, values in parts.items()} for name, parts in taken.items()}
+
+
+def _single(sample: Callable[[], float]) -> Callable[[], Mapping[str, float]]:
+    return lambda: {"": sample()}
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -47,11 +61,16 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def show(figures: list[Figure]) -> None:
+def load(name: str) -> Figure:
+    """Returns how many processes wanted a processor in the last minute: beside much else, figures say little."""
+    return Figure(name, os.getloadavg()[0], "processes", None)
+
+
+def show(figures: list[Figure], title: str) -> None:
     """Prints the table."""
-    table = Table(title="kvharbor bench", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("figure", "value", "unit", "aim", "reached"):
-        table.add_column(column, justify="left" if column in ("figure", "unit") else "right")
+        table.add_column(column, justify="left" if column in ("figure", "unit") else "right", overflow="fold")
     for figure in figures:
         sign = "<=" if figure.better == "lower" else ">="
         aim = "" if figure.aim is None else f"{sign} {figure.aim:g}"
@@ -60,8 +79,10 @@ def show(figures: list[Figure]) -> None:
     Console().print(table)
 
 
-def write(figures: list[Figure], path: Path) -> None:
-    """Writes the list as JSON."""
+def write(figures: list[Figure], path: Path, command: str) -> None:
+    """Writes the list as JSON, in place of what the same command wrote before and beside what others have written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = [dataclasses.asdict(figure) for figure in figures]
+    had = json.loads(path.read_text()) if path.exists() else []
+    kept = [entry for entry in had if entry.get("command") not in (command, None)]
+    entries = kept + [{**dataclasses.asdict(figure), "command": command} for figure in figures]
     path.write_text(json.dumps(entries, indent=2) + "\n")

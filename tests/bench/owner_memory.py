@@ -6,13 +6,14 @@ from pathlib import Path
 from bench.calls import commit_prompt, layout
 from bench.figures import Figure
 from kvharbor.client import connect
+from kvharbor.pool import PoolConfig, ledger_bytes
 
 BLOCK_COUNT = 50_000
 PROMPT_BLOCKS = 250
 
 
 def measure(socket_path: Path, supervisor_pid: int) -> list[Figure]:
-    """Measures `owner_bytes_per_block`: growth of the owner's private memory as a pool is made and filled."""
+    """Measures `owner_bytes_per_block`: growth of the owner's memory as a pool is made and filled, with its ledger."""
     pid = _service_pid(supervisor_pid)
     shape = layout("owner-memory")
     before = _private_bytes(pid)
@@ -25,7 +26,13 @@ def measure(socket_path: Path, supervisor_pid: int) -> list[Figure]:
         after = _private_bytes(pid)
     if filled != BLOCK_COUNT:
         raise RuntimeError(f"{filled} of {BLOCK_COUNT} blocks are filled: the figure would be wrong")
-    return [Figure("owner_bytes_per_block", (after - before) / BLOCK_COUNT, "bytes", 1024.0)]
+    # The ledger is shared memory, like the arena; its whole size is used once every block was.
+    ledger = ledger_bytes(PoolConfig(BLOCK_COUNT, shape.block_tokens)) / BLOCK_COUNT
+    private = (after - before) / BLOCK_COUNT
+    return [
+        Figure("owner_bytes_per_block", private + ledger, "bytes", 900.0),
+        Figure("owner_private_bytes_per_block", private, "bytes", None),
+    ]
 
 
 def _service_pid(supervisor_pid: int) -> int:

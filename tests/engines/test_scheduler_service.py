@@ -1,0 +1,73 @@
+"""vLLM's schedulers on the real service: the same random events, and what the service then says."""
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engines.scheduler_world import BLOCK_TOKENS, Engine, World, expected_answer, prompt, vllm_config
+from kvharbor.client import Pool, connect
+from kvharbor.gpumem import DataType, Layout, Plane
+from service_process import ServiceProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BLOCK_COUNT = 40
+PAGE_BYTES = 256
+LAYOUT = Layout("none", BLOCK_TOKENS, (Plane("kv", 2, DataType.FLOAT32, PAGE_BYTES, "vllm-test"),))
+SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def two_pools(service: ServiceProcess, name: str) -> Iterator[list[Pool]]:
+    """The same pool, in two sessions."""
+    with connect(str(service.socket)) as first, connect(str(service.socket)) as second:
+        yield [harbor.open_pool(name, LAYOUT, BLOCK_COUNT * 2 * PAGE_BYTES) for harbor in (first, second)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("killed", [False, True], ids=["", "service killed"])
+def test_churn_on_the_service(engine_service: ServiceProcess, asynchronous: bool, killed: bool) -> None:
+    """Nothing stays held, and no answer is other than without a cache; also when the service's process is replaced."""
+    dice, world = random.Random(11), World()
+    asked: dict[str, tuple[Engine, list[int], int]] = {}
+    with two_pools(engine_service, f"churn-{asynchronous}-{killed}") as pools:
+        engines = [
+            Engine(name, world, pool.blocks, vllm_config(asynchronous=asynchronous), BLOCK_COUNT)
+            for name, pool in zip("ab", pools, strict=True)
+        ]
+        for number in range(600):
+            engine = dice.choice(engines)
+            if killed and number == 300:
+                engine_service.kill_child()
+            event = dice.random()
+            if event < 0.08 and len(engine.scheduler.requests) < 8:
+                name = f"{engine.name}{number}"
+                asked[name] = (engine, prompt(dice), dice.randrange(1, 60))
+                engine.add(name, *asked[name][1:])
+            elif event < 0.09 and engine.scheduler.requests:
+                name = dice.choice([*engine.scheduler.requests])
+                asked.pop(name, None)
+                engine.abort(name)
+            elif event < 0.5 and engine.may_schedule:
+                engine.schedule()
+            elif event < 0.65:
+                engine.run()
+            elif engine.under_way:
+                engine.update()
+        until_s = time.monotonic() + SECONDS
+        while any(engine.busy for engine in engines):
+            assert time.monotonic() < until_s, [[*engine.scheduler.requests] for engine in engines]
+            for engine in engines:
+                engine.step()
+        for pool, engine in zip(pools, engines, strict=True):
+            pool.blocks.flush()
+            assert not engine.scheduler._pool.held
+        stats = pools[0].stats()
+        assert stats.counters.evicted_block_count > 50
+        assert (stats.reserved_block_count, stats.active_block_count) == (0, 0)
+        assert stats.cached_block_count + stats.free_block_count == stats.total_block_count == BLOCK_COUNT - 1
+    for name, (engine, tokens, count) in asked.items():
+        assert engine.answers[name] == expected_answer(world, "", tokens, count), name

@@ -1,0 +1,65 @@
+"""What another engine is computing is waited for, and computed once."""
+
+import pytest
+
+from engines.churn import Churn
+
+pytestmark = pytest.mark.timeout(300)
+
+KINDS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+def told(*, asynchronous: bool) -> Churn:
+    """Returns two engines that are told what the other computes."""
+    churn = Churn(asynchronous=asynchronous, seed=1)
+    for engine in churn.engines:
+        engine.calls.tells_pending = True
+    return churn
+
+
+@KINDS
+def test_a_prompt_that_another_engine_computes_is_computed_once(asynchronous: bool) -> None:
+    """The second engine holds nothing meanwhile, goes on with others, and then finds all of it."""
+    churn = told(asynchronous=asynchronous)
+    first, second = churn.engines
+    tokens = [*range(246)]
+    churn.ask("computes", first, tokens, 4)
+    first.step()
+    churn.ask("waits", second, tokens, 4)
+    churn.ask("goes on", second, [*range(100, 140)], 4)
+    while "goes on" not in second.cached:
+        second.step()
+    assert "waits" not in second.cached
+    churn.drain()
+    churn.check()
+    assert second.cached["waits"] == 240
+
+
+@KINDS
+def test_who_waits_goes_on_when_the_other_engine_is_gone(asynchronous: bool) -> None:
+    """Nothing more is said to be under way then."""
+    churn = told(asynchronous=asynchronous)
+    first, second = churn.engines
+    tokens = [*range(246)]
+    churn.ask("computes", first, tokens, 4)
+    first.step()
+    churn.ask("waits", second, tokens, 4)
+    for _ in range(3):
+        second.step()
+    assert "waits" not in second.cached
+    churn.engines.remove(first)
+    churn.owner.watchers.clear()
+    churn.asked.pop("computes")
+    first.calls.close()
+    churn.owner.computing.clear()
+    churn.drain()
+    churn.check()
+    assert second.cached["waits"] == 64
+
+
+@KINDS
+def test_churn_of_engines_that_wait_for_each_other(asynchronous: bool) -> None:
+    """Nobody waits for ever."""
+    churn = told(asynchronous=asynchronous)
+    churn.run()
+    churn.check()

@@ -4,7 +4,8 @@ import random
 from typing import Any
 
 from engines.fake_owner import FakeOwner
-from engines.scheduler_world import Engine, Mutation, World, expected_answer, prompt, vllm_config
+from engines.scheduler_configs import vllm_config
+from engines.scheduler_world import Engine, Mutation, World, expected_answer, prompt
 
 BLOCK_COUNT = 40
 EVENT_COUNT = 1500

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MAIN = Path(__file__).with_name("engine_main.py")
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 
 
 class EngineFailed(Exception):

@@ -4,19 +4,15 @@ Each token's KV is the number of everything up to it, so that an attention over 
 written yet, or over one that another engine has got meanwhile, is seen at once.
 """
 
-import functools
-import json
 import random
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -24,28 +20,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from engines.scheduler_configs import BLOCK_TOKENS
 from kvharbor.engines.vllm import scheduler as scheduler_module
 from kvharbor.engines.vllm.scheduler import HarborAsyncScheduler, HarborScheduler
 from kvharbor.engines.vllm.session import Stamp
 
-BLOCK_TOKENS = 16
-MAX_MODEL_LEN = 256
 VOCABULARY = 400
 HASH = get_hash_fn_by_name("sha256")
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "num_hidden_layers": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
 
 
 Mutation = Callable[[Any], None]
@@ -58,35 +39,6 @@ class ContentWrong(AssertionError):
 
 class HandedBackTooEarly(AssertionError):
     """A block went back while a step that has not run yet writes to it or reads it."""
-
-
-@functools.cache
-def model_config() -> ModelConfig:
-    """Returns that of a model without weights. vLLM starts a process to look at its class, which takes seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-        return ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_MODEL_LEN, seed=0)
-
-
-def vllm_config(*, asynchronous: bool, policy: str = "fcfs", chunk_tokens: int = 0) -> VllmConfig:
-    """Returns the configuration of an engine; `chunk_tokens` is the most of one prompt in one step, if it is not 0."""
-    config = VllmConfig(
-        model_config=model_config(),
-        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=6,
-            max_num_batched_tokens=64,
-            long_prefill_token_threshold=chunk_tokens,
-            max_model_len=MAX_MODEL_LEN,
-            is_encoder_decoder=False,
-            enable_chunked_prefill=True,
-            policy=policy,
-        ),
-        device_config=DeviceConfig(device="cpu"),
-        additional_config={"kvharbor": {}},
-    )
-    config.scheduler_config.async_scheduling = asynchronous
-    return config
 
 
 @dataclass(eq=False)

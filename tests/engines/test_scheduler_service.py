@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines.scheduler_world import BLOCK_TOKENS, Engine, World, expected_answer, prompt, vllm_config
+from engines.scheduler_configs import BLOCK_TOKENS, vllm_config
+from engines.scheduler_world import Engine, World, expected_answer, prompt
 from kvharbor.client import Pool, connect
 from kvharbor.gpumem import DataType, Layout, Plane
 from service_process import ServiceProcess

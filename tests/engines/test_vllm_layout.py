@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheLayout
 
-from engines.scheduler_world import vllm_config
+from engines.scheduler_configs import vllm_config
 from kvharbor.engines.vllm import ContractBroken, FeatureUnsupported
 from kvharbor.engines.vllm.layout import known_part, layout_for, require_known_part, require_same_places
 from kvharbor.gpumem import BlockOrder, DataType, Layout

@@ -9,7 +9,8 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from engines.fake_owner import FakeOwner
-from engines.scheduler_world import BLOCK_TOKENS, Engine, World, vllm_config
+from engines.scheduler_configs import BLOCK_TOKENS, vllm_config
+from engines.scheduler_world import Engine, World
 from kvharbor.engines.vllm import FeatureUnsupported, SettingInvalid, VersionUnsupported
 from kvharbor.engines.vllm.layout import only_spec
 from kvharbor.engines.vllm.support import require_supported

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from batching_here import BLOCK_TOKENS, PROMPTS, alone, answers, finished, greedy
 from kvharbor.client import connect
@@ -130,6 +131,7 @@ def test_answers_begin_again_in_a_new_epoch(start_fresh: StartService, tmp_path:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(300)
 def test_two_processes_share_a_real_models_prefix(start_fresh: StartService) -> None:
     """SmolLM2 in two processes: the second computes 52 of 372 tokens, and says what model.generate says."""
     try:
@@ -140,8 +142,6 @@ def test_two_processes_share_a_real_models_prefix(start_fresh: StartService) -> 
     prompt = tokenizer.encode(text)[:372]
     layout = layout_for(model, 64)
     service = start_fresh(memory="256MiB")
-    import torch
-
     with torch.inference_mode():
         made = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
     expected = made[0, len(prompt) :].tolist()

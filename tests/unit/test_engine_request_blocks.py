@@ -2,11 +2,12 @@
 
 import random
 import threading
+from typing import Any
 
 import pytest
 
 from fake_blocks import FakeCalls, FakeOwner
-from kvharbor.client import BlockRun, Chain, Namespace
+from kvharbor.client import BlockRun, Chain, EpochEnded, Namespace
 from kvharbor.engines.request_blocks import MOST_AHEAD, RequestBlocks
 from kvharbor.engines.transformers_cb.admissions import Admissions
 
@@ -174,6 +175,26 @@ def test_recalls_of_another_thread_take_nothing_that_is_in_use() -> None:
         thread.join()
     engine.held.give_back_spare()
     assert engine.calls.held() == []
+
+
+def test_what_comes_while_the_epoch_ends_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of the new epoch may come before this engine has forgotten the old one, and would be forgotten too."""
+    engine = Engine(FakeOwner(20, P))
+    for name in ("lease", "acquire"):
+        call = getattr(engine.calls, name)
+
+        def ends(*arguments: Any, call: Any = call, **keywords: Any) -> Any:
+            engine.held.epoch_ended = True
+            return call(*arguments, **keywords)
+
+        monkeypatch.setattr(engine.calls, name, ends)
+    for ask in (lambda: engine.held.grow(3, ahead=3), lambda: engine.admissions.admit("a", [1, 2, 3, 4, 5])):
+        with pytest.raises(EpochEnded):
+            ask()
+        with pytest.raises(EpochEnded):
+            ask()  # not even asked for
+        assert engine.calls.held() == []
+        engine.held.forget()
 
 
 def test_an_owner_that_waits_serves_in_order() -> None:

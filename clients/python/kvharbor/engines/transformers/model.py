@@ -58,12 +58,6 @@ def smollm2_folder(progress: Progress | None = None) -> Path:
         return _converted(progress or _say_nothing)
 
 
-def smollm2_folder(progress: Progress | None = None) -> Path:
-    """Returns the folder that `load_smollm2` loads, for other engines; converts and raises as that does."""
-    with _without_progress_bars():
-        return _converted(progress or _say_nothing)
-
-
 def _say_nothing(stage: str) -> None:
     del stage
 

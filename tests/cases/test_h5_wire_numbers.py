@@ -251,4 +251,4 @@ def test_a_pool_in_use_is_not_removed(pool: Pool) -> None:
     with refused() as found:
         pool.caller.call(pool.caller.pools.DropPool, pools.DropPoolRequest(pool_id=pool.pool_id))
     assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "POOL_IN_USE")
-    assert found[0].metadata == {"sessionCount": "0", "sequenceCount": "1", "pinCount": "0"}
+    assert found[0].metadata == {"sessionCount": "0", "sequenceCount": "1", "pinCount": "0", "blockCount": "0"}

@@ -1,6 +1,7 @@
 """Block calls against a real service: what one session publishes another holds, and nobody loses by a restart."""
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -233,13 +234,17 @@ def test_growth_is_refused_when_there_is_nothing(harbors: list[Harbor]) -> None:
     assert classes(one)[:2] == (2, 6)
 
 
+def _is_full(credits: Credits) -> bool:
+    return len(credits) == 32
+
+
 def test_idle_credits_come_back_within_a_tenth_of_a_second(harbors: list[Harbor]) -> None:
     """C19: of a recall, while their owner makes no call; the quickest of some tries, as the machine may be busy."""
     one, other = both(harbors, 32)
     took_s: list[float] = []
     while not took_s or (min(took_s) > 0.1 and len(took_s) < 5):
         credits = Credits(one, 32, idle_s=3600)
-        until(lambda stock=credits: len(stock) == 32)
+        until(functools.partial(_is_full, credits))
         began_at = time.perf_counter()
         waiting = other.blocks.lease(8, 8, wait_s=DEADLINE_S)
         blocks = waiting.blocks if waiting.grant is None else until(waiting.grant.poll).leased  # type: ignore[union-attr]

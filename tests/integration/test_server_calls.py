@@ -123,7 +123,7 @@ def test_a_pool_that_is_used_is_not_dropped(caller: RawCaller, harbor: str) -> N
             caller.call(caller.pools.DropPool, request)
         assert (found[0].reason, found[0].metadata) == (
             "POOL_IN_USE",
-            {"sessionCount": "1", "sequenceCount": "1", "pinCount": "0"},
+            {"sessionCount": "1", "sequenceCount": "1", "pinCount": "0", "blockCount": "0"},
         )
         other.call(other.pools.CloseSession, pools.CloseSessionRequest())
     assert not caller.call(caller.pools.DropPool, request).already_dropped

@@ -16,8 +16,10 @@ import pytest
 
 from conftest import StartService
 from kvharbor.client import Unavailable, connect
+from kvharbor.v1 import blocks_pb2, types_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import BLOCK_TOKENS, RawCaller, refused, tokens
+from raw_stream import RawStream, chain, committing, count, first, last, releasing
 from service_process import DEADLINE_S, ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -112,6 +114,40 @@ def test_wherever_a_sequence_ends_it_is_told_of(harbor: str, caller: RawCaller) 
     release(caller, pool_id, adopted.sequence_id)
     assert [(one.input_tokens, one.output_tokens) for one in told(stream, 1)] == [(30, 2)]
     stream.cancel()
+
+
+def test_what_is_acquired_is_told_of_too(harbor: str, caller: RawCaller) -> None:
+    """Under the names that an Allocate of the tokens has, when the block behind its chain goes, or with its session."""
+    pool_id = caller.open_pool("record-blocks", block_count=32)
+    with RawCaller(harbor) as engine:
+        engine.open_pool("record-blocks", block_count=32)
+        with RawStream(engine) as stream:
+            recorded = record(caller, pool_id)
+            (probed,) = stream.acquire(pool_id, chain(1, 2))
+            assert not probed.status.code
+            (one, too_large) = stream.acquire(pool_id, chain(1, 2, table_block_count=4), chain(7, table_block_count=30))
+            assert too_large.status.reason
+            stream.ask(commit_blocks=committing(pool_id, first(one.leased, 2), 1, 2))
+            opaque = blocks_pb2.BlockChain(
+                namespace=types_pb2.NamespaceKey(scheme="s"), keys=b"a" * 32 + b"b" * 32, table_block_count=4
+            )
+            (keyed,) = stream.acquire(pool_id, opaque)
+            stream.ask(release_blocks=releasing(pool_id, last(one.leased)))
+            (kept,) = stream.acquire(pool_id, chain(1, 2, 3, table_block_count=4))
+            assert (count(kept.held), count(kept.leased)) == (2, 2)
+            stream.ask(release_blocks=releasing(pool_id, last(keyed.leased, 2)))
+            stream.ask(release_blocks=releasing(pool_id, one.leased))
+            ask(caller, pool_id, *[1] * BLOCK_TOKENS, *[2] * BLOCK_TOKENS, 5)
+            told_first = told(recorded, 3)
+        engine.close()
+        told_last = told(recorded, 1)
+    sizes = [(each.input_tokens, each.output_tokens, len(each.block_names)) for each in (*told_first, *told_last)]
+    assert sizes == [(32, 0, 16), (32, 0, 16), (33, 0, 16), (48, 0, 24)]
+    names = [each.block_names for each in (*told_first, *told_last)]
+    assert names[1] == names[2] == names[3][:16]
+    assert names[0][:8] not in names[1]
+    assert told_last[0].duration.ToNanoseconds() > 0
+    recorded.cancel()
 
 
 def test_a_shutdown_and_the_end_of_the_process_end_it(start_fresh: StartService) -> None:

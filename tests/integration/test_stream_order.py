@@ -28,12 +28,13 @@ def stream(caller: RawCaller) -> Iterator[RawStream]:
 
 
 @pytest.fixture
-def pool_id(caller: RawCaller) -> Iterator[str]:
-    """A pool of 64 blocks, which nobody else uses."""
+def pool_id(harbor: str, caller: RawCaller) -> Iterator[str]:
+    """A pool of 64 blocks, which nobody else uses. Whatever the session has there ends with it."""
     made = caller.open_pool(SHARED)
     yield made
-    if not caller.abandoned:
-        caller.call(caller.pools.DropPool, pool_service_pb2.DropPoolRequest(pool_id=made))
+    caller.close()
+    with RawCaller(harbor) as last:
+        last.call(last.pools.DropPool, pool_service_pb2.DropPoolRequest(pool_id=made))
 
 
 def test_a_commit_has_taken_effect_before_the_next_acquire(stream: RawStream, pool_id: str) -> None:

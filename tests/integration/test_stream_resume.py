@@ -72,6 +72,23 @@ def test_a_session_is_at_its_version_again(service: ServiceProcess) -> None:
             assert stream.ask(allocate=allocate).sequence.cached_tokens == 16
 
 
+def test_a_late_repeat_of_resume_undoes_no_bump(service: ServiceProcess) -> None:
+    """The version counts only until the session has resumed."""
+    with RawCaller(str(service.socket)) as caller:
+        pool_id = caller.open_pool("p", block_count=BLOCK_COUNT)
+        service.restart_child()
+        resume(caller, pool_id, version="before")
+        with RawStream(caller) as stream:
+            stream.ask(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id, version="after"))
+            caller.call(caller.cache.Resume, cache.ResumeRequest(pool_id=pool_id, complete=True, version="before"))
+            (room,) = stream.acquire(pool_id, chain(1, table_block_count=1))
+            stream.ask(commit_blocks=committing(pool_id, room.leased, 1))
+            named = cache.LookupRequest(
+                pool_id=pool_id, token_ids=block_tokens(1, 2), namespace=types_pb2.NamespaceKey(version="after")
+            )
+            assert caller.call(caller.cache.Lookup, named).present_tokens == 16
+
+
 def test_the_private_version_of_a_session_ends_with_it(service: ServiceProcess) -> None:
     """Nobody could name it any more; named ones stay, for whoever comes next."""
     with RawCaller(str(service.socket)) as watcher:

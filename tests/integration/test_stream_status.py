@@ -94,7 +94,7 @@ def test_a_client_can_only_read_it(parties: Parties) -> None:
 
 
 def test_a_page_that_somebody_has_scribbled_on_harms_nobody_else(service: ServiceProcess) -> None:
-    """A descriptor can be opened anew, for writing too, by whoever may do as he likes: the service reads nothing there."""
+    """Whoever may do as he likes can open a descriptor anew, for writing too: the service reads nothing there."""
     with RawCaller(str(service.socket)) as caller, RawCaller(str(service.socket)) as other:
         pool_id = caller.open_pool("p", block_count=BLOCK_COUNT)
         other.open_pool("p", block_count=BLOCK_COUNT)

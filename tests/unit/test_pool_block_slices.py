@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from block_calls import NONE, acquire, backwards, commit, keys, lease, part, publish, release
+from block_calls import NONE, acquire, backwards, commit, invalidate, keys, lease, part, publish, release, tokens
 from calls import allocate, classes, new_pool, span
 
 from kvharbor.pool import Commit, Pool
-from kvharbor.pool.errors import BlockNotHeld
+from kvharbor.pool.errors import BlockNotHeld, InvalidField
+from kvharbor.pool.invalidation import MAX_SUBTREE
 from kvharbor.pool.steps import Steps, finish
 
 SLICE = 8
@@ -150,4 +151,19 @@ def test_a_commit_makes_way_where_all_room_is_claimed() -> None:
     assert count > 2
     assert len(finish(under_way)) == 29
     assert acquire(pool, keys([2, 3, 4]), session=2).held == part(own, 0, 2)
+    pool.check_invariants()
+
+
+def test_what_leaves_the_index_in_one_step_is_bounded() -> None:
+    """[S14], [B4] From the end of a chain all of it can be invalidated; one refusal has changed nothing."""
+    pool = new_pool(MAX_SUBTREE + 8)
+    blocks = publish(pool, tokens(range(4 * (MAX_SUBTREE + 2))), MAX_SUBTREE + 2)
+    for place in (0, 1):
+        with pytest.raises(InvalidField):
+            invalidate(pool, part(blocks, place, place + 1))
+    assert pool.stats().active_block_count == MAX_SUBTREE + 2
+    steps = pool.invalidate(1, blocks.block_ids[2], blocks.generations[2])
+    next(steps)  # others are served before another one of the batch
+    assert len(finish(steps).leased) == MAX_SUBTREE
+    assert len(invalidate(pool, part(blocks, 0, 1)).leased) == 2
     pool.check_invariants()

@@ -1,9 +1,13 @@
 """What sessions say they compute block by block: pending for others, until it is committed or nothing has been. [B6]"""
 
+from itertools import pairwise
+
+import pytest
 from block_calls import acquire, commit, invalidate, keys, lease, part, publish, release, tokens
 from calls import allocate, new_pool, prompt, span
 
-from kvharbor.pool import Awaited, ExtraKey, Outlook, Pending, Pool
+from kvharbor.pool import Awaited, ExtraKey, Outlook, Pending, Pool, marks
+from kvharbor.pool.marks import MAX_MARKS, Mark
 from kvharbor.pool.steps import finish
 
 
@@ -175,3 +179,45 @@ def test_what_is_pending_ends_where_extra_keys_differ() -> None:
     publish(pool, tokens(span(1, 8)), 2)
     acquire(pool, tokens(span(1, 20), [ExtraKey(13, b"image")]), computes=True)
     assert acquire(pool, tokens(span(1, 20)), session=2).pending == Pending(4, 1, 0.0)
+
+
+def test_a_session_marks_so_many_chains_at_most_and_they_end_some_at_a_time() -> None:
+    """[S14] What one of them does may concern all: here each is behind the root. Those that do not fit are no marks."""
+    pool = new_pool(2 * MAX_MARKS)
+    for number in range(MAX_MARKS + 3):
+        acquire(pool, tokens(4 * [number]), computes=True)
+    entered = pool._state.marks.by_progress
+    assert len(entered) == MAX_MARKS
+    pool.check_invariants()
+    assert acquire(pool, tokens(4 * [0]), session=2).pending is not None
+    assert acquire(pool, tokens(4 * [MAX_MARKS]), session=2).pending is None
+    own = lease(pool, 1)
+    commit(pool, own, tokens(4 * [1]))
+    assert len(entered) == MAX_MARKS - 1
+    acquire(pool, tokens(4 * [MAX_MARKS]), computes=True)
+    pool.tell_time(3.0)
+    counts = [MAX_MARKS]
+    while entered:
+        counts.append(len(entered))
+        pool.tell_time(3.0)
+    assert max(before - after for before, after in pairwise(counts)) < MAX_MARKS // 2
+    pool.check_invariants()
+
+
+def test_only_marks_of_what_is_committed_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[S14] However many others there are behind the same block."""
+    pool = new_pool(1024)
+    for number in range(500):
+        acquire(pool, tokens(4 * [number]), computes=True)
+    compared: list[Mark] = []
+
+    def extras_to_come(mark: Mark) -> dict[int, bytes]:
+        compared.append(mark)
+        return {}
+
+    monkeypatch.setattr(marks, "extras_to_come", extras_to_come)
+    acquire(pool, tokens(4 * [500]), computes=True)
+    acquire(pool, tokens(4 * [7]), computes=True)
+    commit(pool, lease(pool, 1), tokens(4 * [7]))
+    assert len(compared) <= 4
+    assert len(pool._state.marks.by_progress) == 500

@@ -9,7 +9,7 @@ from test_single_flight_against_naive_model import Flights
 from kvharbor.pool import invariants, lifecycle, writers
 from kvharbor.pool.awaiting import Awaiting, Outlook
 from kvharbor.pool.sequence import Sequence
-from kvharbor.pool.writers import Writers
+from kvharbor.pool.writers import Writer, Writers
 
 
 def stays_where_it_entered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """[W4] A session that computes a block waits for another that does."""
 
-    def other_or_not(self: Writers, key: bytes, session: int, now: float) -> Sequence | None:
+    def other_or_not(self: Writers, key: bytes, session: int, now: float) -> Writer | None:
         writer = self._other(key, session, now)
         return None if writer is None or writers._has_stalled(writer, now) else writer
 

@@ -502,7 +502,7 @@ def test_who_needs_less_by_what_others_publish_is_tried_then() -> None:
         for computed_tokens in range(BLOCK_TOKENS, 6 * BLOCK_TOKENS, BLOCK_TOKENS):
             assert not waiting.done()
             commit = Commit(computed_tokens)
-            await bench.owner.run(bench.turns[1], lambda: bench.pool.commit(1, other.number, commit))
+            await bench.owner.run(bench.turns[1], functools.partial(bench.pool.commit, 1, other.number, commit))
             await settled()
             if waiting.done():
                 break
@@ -533,7 +533,7 @@ def test_one_who_still_does_not_fit_is_tried_once_for_each_commit() -> None:
         before = tries
         for count in range(1, 5):
             commit = Commit(count * BLOCK_TOKENS)
-            await bench.owner.run(bench.turns[1], lambda commit=commit: bench.pool.commit(1, busy.number, commit))
+            await bench.owner.run(bench.turns[1], functools.partial(bench.pool.commit, 1, busy.number, commit))
             await settled()
             assert tries == before + count
         assert len((await bench.allocate(1, 3)).block_ids) == 3

@@ -1,4 +1,4 @@
-"""A stream that takes another one's place: what is taken back for the old one comes before all that the new one asks."""
+"""A stream that takes another one's place: what is taken back for the old one comes before what the new one asks."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,11 @@ class Bench:
         opened = await here.opened(session)
         pool = opened.served.pool
         leased = finish(pool.lease(1, CACHED, CACHED))
-        finish(pool.commit_blocks(1, BlockRun(array("I"), array("Q")), leased, Chain(token_ids=block_tokens(*range(CACHED)))))
+        finish(
+            pool.commit_blocks(
+                1, BlockRun(array("I"), array("Q")), leased, Chain(token_ids=block_tokens(*range(CACHED)))
+            )
+        )
         finish(pool.release_blocks(1, leased))
         assert pool.holding(1).held_block_count == 0
         return cls(here, session, opened)

@@ -4,9 +4,10 @@ import pytest
 from google.protobuf import duration_pb2
 
 from kvharbor.gpumem import BlockOrder, DataType, Layout, LayoutInvalid
+from kvharbor.pool import Shadow
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.layout_messages import identity_of, layout_message, layout_of
-from kvharbor.server.wire import duration_message, held_of, integers, little_endian, prompt_of, seconds_of
+from kvharbor.server.wire import duration_message, held_of, integers, little_endian, prompt_of, put_shadows, seconds_of
 from kvharbor.v1 import cache_service_pb2 as cache_pb
 from kvharbor.v1 import types_pb2
 
@@ -73,3 +74,11 @@ def test_a_sequence_is_resumed_in_an_exact_namespace() -> None:
     """As it was allocated in one."""
     with pytest.raises(InvalidField, match=r"namespace\.scheme is"):
         held_of(cache_pb.HeldSequence(namespace=types_pb2.NamespaceKey(scheme="engine/sha256")), 1)
+
+
+def test_many_shadows_are_put_in_slices() -> None:
+    """[S14] A commit of a hundred thousand blocks that others have published has as many."""
+    shadows = [Shadow(position, position + 1, 1) for position in range(10_000)]
+    result = cache_pb.CommitResult()
+    assert sum(1 for _ in put_shadows(result.shadows, shadows)) >= 9
+    assert [one.position for one in result.shadows] == list(range(10_000))

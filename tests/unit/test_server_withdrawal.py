@@ -15,6 +15,7 @@ from kvharbor.server.sequence_operations import SequenceOperations
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session, State
 from kvharbor.server.session_errors import SessionUnknown
+from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_stream import chain, leasing
 from sessions_here import TENANT, SessionsHere, run, sessions_here, settled
@@ -35,7 +36,7 @@ def _allocate(here: SessionsHere, session: Session, opened: OpenedPool) -> Await
 
 
 def _acquire(_here: SessionsHere, session: Session, opened: OpenedPool) -> Awaitable[object]:
-    request = block_operations.pb.AcquireRequest(chains=[chain(1, table_block_count=BLOCKS)])
+    request = blocks_pb2.AcquireRequest(chains=[chain(1, table_block_count=BLOCKS)])
     return block_operations.acquire(session, opened, request)
 
 

@@ -524,7 +524,8 @@ class InvalidateBlocksResponse(google.protobuf.message.Message):
     @property
     def statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ItemStatus]:
         """One a block of the request. BLOCK_HELD: another holds it or one behind it, and
-        nothing has changed: bump the namespace. BLOCK_NOT_HELD.
+        nothing has changed: bump the namespace. BLOCK_NOT_HELD. INVALID_FIELD: more
+        than 8,191 are behind it: begin at the end of the chain.
         """
 
     @property

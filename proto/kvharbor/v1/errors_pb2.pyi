@@ -88,8 +88,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     Metadata: sizeBytes, currentSizeBytes.
     """
     ERROR_REASON_POOL_IN_USE: _ErrorReason.ValueType  # 35
-    """FAILED_PRECONDITION. The pool is in use.
-    Metadata: sessionCount, sequenceCount, pinCount.
+    """FAILED_PRECONDITION. The pool is in use. Metadata: sessionCount,
+    sequenceCount, pinCount, blockCount (those that the session itself holds).
     """
     ERROR_REASON_BLOCK_HELD: _ErrorReason.ValueType  # 36
     """FAILED_PRECONDITION. The block or one of its descendants is held.
@@ -258,8 +258,8 @@ ERROR_REASON_POOL_SIZE_MISMATCH: ErrorReason.ValueType  # 34
 Metadata: sizeBytes, currentSizeBytes.
 """
 ERROR_REASON_POOL_IN_USE: ErrorReason.ValueType  # 35
-"""FAILED_PRECONDITION. The pool is in use.
-Metadata: sessionCount, sequenceCount, pinCount.
+"""FAILED_PRECONDITION. The pool is in use. Metadata: sessionCount,
+sequenceCount, pinCount, blockCount (those that the session itself holds).
 """
 ERROR_REASON_BLOCK_HELD: ErrorReason.ValueType  # 36
 """FAILED_PRECONDITION. The block or one of its descendants is held.

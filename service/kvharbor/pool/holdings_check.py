@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from kvharbor.pool.blocks import COMMITTED, QUARANTINED, RESERVED, SHADOW
 from kvharbor.pool.errors import InvariantViolation
+from kvharbor.pool.marks import MAX_MARKS
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import State
@@ -74,6 +75,11 @@ def _check_marks(state: State) -> None:
             _fail("B6", f"session {mark.session} marks what comes behind {mark.chain_node}, which it does not hold")
         if owner.ended or len(mark.tail) < size or mark.writer_key != state.writers.key_of(mark):
             _fail("B6", f"session {mark.session} has a mark of nothing, or one that is entered elsewhere")
+    if (
+        Counter([mark.session for mark in marks.by_progress]) != marks.counts
+        or max(marks.counts.values(), default=0) > MAX_MARKS
+    ):
+        _fail("B6", f"{len(found)} marks, {dict(marks.counts)} counted")
     if counts != marks.block_counts or any(count > state.blocks.total_count for count in counts.values()):
         _fail("B6", f"{dict(counts)} contents are marked, {dict(marks.block_counts)} counted")
     times = [mark.progress_at for mark in marks.by_progress]

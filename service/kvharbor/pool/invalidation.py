@@ -1,20 +1,25 @@
 """Invalidate: a block whose bytes are not what it was committed for leaves the index, with all behind it [B4]."""
 
 from collections import Counter
+from itertools import islice
+from typing import Final
 
 from kvharbor.pool.block_release import give_back
-from kvharbor.pool.errors import BlockHeld, BlockNotHeld
+from kvharbor.pool.errors import BlockHeld, BlockNotHeld, InvalidField
 from kvharbor.pool.results import Invalidated
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 
+MAX_SUBTREE: Final = 8192
+"""Blocks that may leave the index in one step."""
+
 
 def invalidate(state: State, session: int, block_id: int, generation: int) -> Steps[Invalidated]:
     """Makes what a session holds of a block and those behind it leased again, and frees the rest.
 
-    Shadows of theirs are among what it holds. Refused if anybody else holds any. All in one step, whatever there is:
-    between two, somebody could hold it.
+    Shadows of theirs are among what it holds. Refused if anybody else holds any. All in one step, as between two
+    somebody could hold it: so there may be no more than MAX_SUBTREE.
     """
     owner = state.session(session)
     held, blocks = owner.blocks, state.blocks
@@ -22,9 +27,20 @@ def invalidate(state: State, session: int, block_id: int, generation: int) -> St
         raise BlockNotHeld(
             block_id=block_id, generation=generation, remedy="name a committed block that the session holds"
         )
-    subtree = [block_id, *state.tree.descend(block_id)]
-    below = set(subtree)
-    shadows = [block for block in held.shadows if blocks.canonical[block] in below]
+    subtree = [block_id, *islice(state.tree.descend(block_id), MAX_SUBTREE)]
+    if len(subtree) > MAX_SUBTREE:
+        raise InvalidField(
+            field="blocks",
+            value=f"block {block_id}, with {MAX_SUBTREE} or more behind it",
+            limit=f"{MAX_SUBTREE} blocks with what is behind them",
+            remedy="invalidate what is behind it before it, from the end of the chain, or bump the namespace",
+        )
+    shadows = list[int]()
+    looked_at = len(subtree)
+    if held.shadows and any(blocks.refs[block] > (block in held.behind) for block in subtree):
+        below = set(subtree)
+        shadows = [block for block in held.shadows if blocks.canonical[block] in below]
+        looked_at += len(held.shadows)
     _refuse_if_held(state, owner, subtree, shadows)
 
     own = [block for block in subtree if block in held.behind]
@@ -49,7 +65,10 @@ def invalidate(state: State, session: int, block_id: int, generation: int) -> St
         gone, following = held.let_go(following, state.tree.parent, state.slice_blocks)
         give_back(state, owner, [], gone)
         yield
-    return Invalidated(state.run(leased), before)
+    after = state.run(leased)
+    if looked_at >= state.slice_blocks:
+        yield  # one of many, perhaps
+    return Invalidated(after, before)
 
 
 def _refuse_if_held(state: State, owner: Session, subtree: list[int], shadows: list[int]) -> None:

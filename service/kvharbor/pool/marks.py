@@ -8,9 +8,15 @@ committed for `PATIENCE_S`, or with the session.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvharbor.pool.namespaces import Namespace, Namespaces
 from kvharbor.pool.writers import PATIENCE_S, Writers, common_block_count, extras_to_come
+
+MAX_MARKS: Final = 1024
+"""Of one session: what one of them does may concern all."""
+_MOST_EXPIRED: Final = 256
+"""At a time: those that are left have stalled, which is all that is told of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +34,7 @@ class Mark:
 
 
 class Marks:
-    """All marks, each among the writers. A session's have at most `most_blocks` contents in all."""
+    """All marks, each among the writers. A session has at most MAX_MARKS, of at most `most_blocks` contents in all."""
 
     def __init__(self, writers: Writers, namespaces: Namespaces, most_blocks: int) -> None:
         self._writers = writers
@@ -39,21 +45,23 @@ class Marks:
         # By session and node.
         self.by_session: dict[int, dict[int, dict[Mark, None]]] = {}
         self.block_counts: Counter[int] = Counter()
+        self.counts: Counter[int] = Counter()
 
     def add(self, mark: Mark, now: float) -> None:
         """Enters a mark of some contents; if it is known already, it has got on. Too many are not entered at all."""
         block_count = self._block_count(mark)
-        others = self.by_session.get(mark.session, {}).get(mark.chain_node, {})
-        for other in others:
+        first = bytes(mark.tail[: self._writers.content_bytes(mark.namespace)])
+        for other in self._own(mark.session, mark.chain_node, first + mark.extras.get(mark.committed_blocks, b"")):
             if other.tail == mark.tail and extras_to_come(other) == extras_to_come(mark):
                 other.progress_at = now
                 self.by_progress.move_to_end(other)
                 return
-        if self.block_counts[mark.session] + block_count > self._most_blocks:
+        if self.block_counts[mark.session] + block_count > self._most_blocks or self.counts[mark.session] >= MAX_MARKS:
             return
         mark.namespace.user_count += 1
         mark.progress_at = now
         self.block_counts[mark.session] += block_count
+        self.counts[mark.session] += 1
         self._enter(mark, now)
 
     def advance(
@@ -63,13 +71,19 @@ class Marks:
         by_node = self.by_session.get(session)
         if not by_node:
             return
-        for first in [index for index, node in enumerate(nodes[:-1]) if node in by_node]:
-            for mark in list(by_node.get(nodes[first], ())):
-                size = self._writers.content_bytes(mark.namespace)
-                behind = {index - first: extra for index, extra in extras.items() if index >= first}
-                count = common_block_count(contents[first * size :], behind, mark.tail, extras_to_come(mark), size)
-                if count:
-                    self._move(mark, nodes[first + count], count, now)
+        for first, node in [(index, node) for index, node in enumerate(nodes[:-1]) if node in by_node]:
+            if node not in by_node:
+                continue
+            size = self._writers.content_bytes(next(iter(by_node[node])).namespace)
+            content = contents[first * size : (first + 1) * size] + extras.get(first, b"")
+            to_move = self._own(session, node, content)
+            if not to_move:
+                continue
+            rest = contents[first * size :]
+            behind = {index - first: extra for index, extra in extras.items() if index >= first}
+            for mark in to_move:
+                count = common_block_count(rest, behind, mark.tail, extras_to_come(mark), size)
+                self._move(mark, nodes[first + count], count, now)
 
     def end_behind(self, session: int, nodes: Iterable[int]) -> None:
         """A session does not hold these blocks any more."""
@@ -86,12 +100,16 @@ class Marks:
                 self._end(mark)
 
     def expire(self, now: float) -> None:
-        """Ends those of which nothing has been committed for too long."""
-        while self.by_progress:
-            mark = next(iter(self.by_progress))
-            if now - mark.progress_at < PATIENCE_S:
+        """Ends those of which nothing has been committed for too long, some at a time."""
+        for _ in range(_MOST_EXPIRED):
+            mark = next(iter(self.by_progress), None)
+            if mark is None or now - mark.progress_at < PATIENCE_S:
                 break
             self._end(mark)
+
+    def _own(self, session: int, node: int, content: bytes) -> list[Mark]:
+        """Returns a session's marks whose next block has this content and comes behind a node."""
+        return [one for one in self._writers.own(session, node, content) if isinstance(one, Mark)]
 
     def _block_count(self, mark: Mark) -> int:
         return len(mark.tail) // self._writers.content_bytes(mark.namespace)
@@ -125,6 +143,7 @@ class Marks:
         self._writers.remove(mark)
         del self.by_progress[mark]
         self.block_counts[mark.session] -= self._block_count(mark)
+        self.counts[mark.session] -= 1
         if not self.by_session[mark.session]:
-            del self.by_session[mark.session], self.block_counts[mark.session]
+            del self.by_session[mark.session], self.block_counts[mark.session], self.counts[mark.session]
         self._namespaces.disuse(mark.namespace)

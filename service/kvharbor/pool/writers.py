@@ -71,6 +71,10 @@ class Writers:
         """Whether a live sequence, of any session, is computing the block of this content behind a node."""
         return self._key(node, content) in self.by_key
 
+    def own(self, session: int, node: int, content: bytes) -> list[Writer]:
+        """Returns a session's writers of the block of this content behind a node."""
+        return list(self.by_key.get(self._key(node, content), {}).get(session, ()))
+
     def place(self, sequence: Writer, now: float) -> None:
         """Enters a sequence, moves it or takes it out, by what it has still to commit [W1]."""
         key = self.key_of(sequence)

@@ -85,7 +85,7 @@ class Application(Generic[G]):
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[G]):
-    """A request in the queue; `refused` is what its last try came to, when `published_count` blocks had been published."""
+    """A request in the queue; `refused` is what its last try came to, with so many blocks published by then."""
 
     application: Application[G]
     refused: PoolExhausted

@@ -2,7 +2,8 @@
 
 from kvharbor.pool import Acquired, BlockRun, Chain, Shadow
 from kvharbor.pool.hints import NO_HINTS
-from kvharbor.server.wire import extra_keys_of, hints_of, pending_message, shadow_message, table_message
+from kvharbor.pool.steps import Steps
+from kvharbor.server.wire import extra_keys_of, hints_of, pending_message, put_shadows, table_message
 from kvharbor.v1 import blocks_pb2 as pb
 from kvharbor.v1 import types_pb2
 
@@ -40,6 +41,8 @@ def leased_message(leased: BlockRun) -> pb.AcquireResult:
     return pb.AcquireResult(status=types_pb2.ItemStatus(), leased=table_message(leased))
 
 
-def committed_message(shadows: tuple[Shadow, ...]) -> pb.CommitChainResult:
-    """Returns what a commit of one chain has come to."""
-    return pb.CommitChainResult(status=types_pb2.ItemStatus(), shadows=[shadow_message(shadow) for shadow in shadows])
+def committed_message(shadows: tuple[Shadow, ...]) -> Steps[pb.CommitChainResult]:
+    """Makes what a commit of one chain has come to."""
+    result = pb.CommitChainResult(status=types_pb2.ItemStatus())
+    yield from put_shadows(result.shadows, shadows)
+    return result

@@ -1,18 +1,22 @@
 """What block calls do: message to value, value to message. They come on streams only."""
 
+import contextlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kvharbor.pool import Acquired, BlockRun, Chain, Invalidated, Shadow, validate
+from kvharbor.pool.digest import OPAQUE_KEY_BYTES
 from kvharbor.pool.errors import InvalidField, PoolExhausted
 from kvharbor.pool.steps import Steps
 from kvharbor.server.applications import Application, Waiter
 from kvharbor.server.batches import MAX_ITEMS, each
 from kvharbor.server.block_messages import acquired_message, chain_of, committed_message, leased_message
+from kvharbor.server.recorder import Arrival
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
+from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.server.versions import bump, private_version
 from kvharbor.server.want_of_room import shortage
 from kvharbor.server.wire import block_run_of, seconds_of, table_message
@@ -61,21 +65,31 @@ async def acquire(
     """
     wait_s = seconds_of("wait", request.wait) if request.HasField("wait") else 0.0
     validate.listed("chains", len(request.chains), MAX_ITEMS)
-    block_count = sum(max(chain.table_block_count, 0) for chain in request.chains)
-    validate.table("chains", len(request.chains), block_count, "send them in several requests")
     served, number = opened.served, session.number
-    pool, admission = served.pool, served.admission
+    pool, admission, recorder = served.pool, served.admission, served.recorder
+    block_count = sum(_block_count(chain, pool.config.block_tokens) for chain in request.chains)
+    validate.table("chains", len(request.chains), block_count, "send them in several requests")
     blocked: _Blocked | None = None
     withdrawal = BlockWithdrawal(session, opened)
+    arrivals = await _arrivals(opened, request.chains, session.peer.tenant) if recorder.is_on else {}
+    if session.ended:
+        raise SessionUnknown(session.cause)
 
-    def application(message: pb.BlockChain) -> Application[Acquired]:
+    def application(index: int, message: pb.BlockChain) -> Application[Acquired]:
         chain, table_block_count = chain_of(message, opened.version), message.table_block_count
-        computes = message.computes
+        computes, arrival = message.computes, arrivals.get(index)
+
+        def start() -> Steps[Acquired]:
+            acquired: Acquired = yield from pool.acquire(number, chain, table_block_count, computes=computes)
+            if arrival is not None:
+                recorder.acquired(arrival, number, acquired)
+            return acquired
+
         return Application(
             session,
             session.peer.tenant,
             opened.turns,
-            lambda: pool.acquire(number, chain, table_block_count, computes=computes),
+            start,
             max(table_block_count, 0),
             give_back=lambda acquired: _give_back(session, opened, acquired.added, acquired.leased),
         )
@@ -83,7 +97,7 @@ async def acquire(
     def one(item: tuple[int, pb.BlockChain]) -> Steps[pb.AcquireResult]:
         nonlocal blocked
         index, message = item
-        asked = application(message)
+        asked = application(index, message)
         if blocked is not None:
             raise _behind(blocked.refused, asked.block_count)
         needed_blocks = 0
@@ -172,7 +186,7 @@ async def commit_blocks(
         parent, blocks = block_run_of("parent", item.parent), block_run_of("blocks", item.blocks)
         chain: Chain = chain_of(item, opened.version)
         shadows: tuple[Shadow, ...] = yield from pool.commit_blocks(number, parent, blocks, chain)
-        return committed_message(shadows)
+        return (yield from committed_message(shadows))
 
     results = await opened.served.owner.run(
         opened.turns,
@@ -185,9 +199,10 @@ async def release_blocks(
     session: Session, opened: OpenedPool, request: pb.ReleaseBlocksRequest
 ) -> pb.ReleaseBlocksResponse:
     """Ends holds."""
-    pool, number = opened.served.pool, session.number
+    pool, number, recorder = opened.served.pool, session.number, opened.served.recorder
     blocks = block_run_of("blocks", request.blocks)
     count = await opened.served.owner.run(opened.turns, lambda: pool.release_blocks(number, blocks))
+    recorder.released(number, blocks)
     return pb.ReleaseBlocksResponse(released_block_count=count)
 
 
@@ -225,6 +240,25 @@ async def bump_namespace(
     version = request.version or private_version()
     await bump(opened, version)
     return pb.BumpNamespaceResponse(version=version)
+
+
+async def _arrivals(opened: OpenedPool, chains: Sequence[pb.BlockChain], tenant: str) -> dict[int, Arrival]:
+    """Notes, for who records, the chains that are to be admitted; those without a table only look."""
+    recorder, block_tokens = opened.served.recorder, opened.served.pool.config.block_tokens
+    found: dict[int, Arrival] = {}
+    for index, message in enumerate(chains):
+        if message.table_block_count > 0:
+            with contextlib.suppress(InvalidField):  # refused when its turn comes
+                chain = chain_of(message, opened.version)
+                validate.chain(chain, block_tokens)
+                found[index] = await recorder.arrived(chain, tenant)
+    return found
+
+
+def _block_count(chain: pb.BlockChain, block_tokens: int) -> int:
+    """Returns how many blocks an answer may have for a chain."""
+    contents = len(chain.keys) // OPAQUE_KEY_BYTES + len(chain.token_ids) // (4 * block_tokens)
+    return max(chain.table_block_count, contents)
 
 
 def _give_back(session: Session, opened: OpenedPool, *taken: BlockRun) -> None:

@@ -5,12 +5,12 @@ import contextlib
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvharbor.pool import Prompt, SequenceView
-from kvharbor.pool.digest import join_fields
+from kvharbor.pool import Acquired, BlockRun, Chain, Prompt, SequenceView
+from kvharbor.pool.digest import OPAQUE_KEY_BYTES, join_fields
 from kvharbor.pool.tree import extras_by_block
 from kvharbor.server.errors import ServerError, WatcherTooSlow
 from kvharbor.server.owner import PoolOwner
@@ -51,18 +51,24 @@ class Recording:
         self._failure: ServerError | None = None
         self._changed = asyncio.Event()
 
-    async def names_of(self, prompt: Prompt, tenant: str, block_tokens: int) -> bytes:
-        """Returns a name for each whole block of a prompt, of all up to its end and of its namespace [S14]."""
+    async def names_of(self, prompt: Prompt | Chain, tenant: str, block_tokens: int) -> bytes:
+        """Returns a name for each whole block of a prompt, of all up to its end and of its namespace [S14].
+
+        A chain of opaque keys is named by these.
+        """
         so_far = hashlib.blake2b(key=self._secret, digest_size=NAME_BYTES)
-        so_far.update(join_fields(tenant.encode(), prompt.version.encode(), prompt.adapter.encode(), prompt.salt))
+        namespace = [tenant.encode(), prompt.version.encode(), prompt.adapter.encode(), prompt.salt]
+        contents, size = prompt.token_ids, 4 * block_tokens
+        if isinstance(prompt, Chain) and prompt.scheme:
+            namespace.append(prompt.scheme.encode())
+            contents, size = prompt.keys, OPAQUE_KEY_BYTES
+        so_far.update(join_fields(*namespace))
         extras = extras_by_block(prompt.extra_keys, block_tokens)
-        block_bytes = 4 * block_tokens
         names = bytearray()
-        for index in range(len(prompt.token_ids) // block_bytes):
+        for index in range(len(contents) // size):
             if index and not index % _SLICE_BLOCKS:
                 await asyncio.sleep(0)
-            tokens = prompt.token_ids[index * block_bytes : (index + 1) * block_bytes]
-            so_far.update(join_fields(tokens, extras.get(index, b"")))
+            so_far.update(join_fields(contents[index * size : (index + 1) * size], extras.get(index, b"")))
             names += so_far.copy().digest()
         return bytes(names)
 
@@ -120,6 +126,8 @@ class Recorder:
         self._limit_bytes = limit_bytes
         self._recordings: list[Recording] = []
         self._failure: ServerError | None = None
+        # What tells of a request that runs on acquired blocks, by session and the block that goes with it.
+        self._own_blocks: dict[int, dict[int, Callable[[int], None]]] = {}
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -132,20 +140,60 @@ class Recorder:
             yield recording
         finally:
             self._recordings.remove(recording)
+            if not self._recordings:
+                self._own_blocks.clear()
 
     @property
     def is_on(self) -> bool:
         """Whether anybody records."""
         return bool(self._recordings)
 
-    async def arrived(self, prompt: Prompt, tenant: str) -> Arrival:
+    async def arrived(self, prompt: Prompt | Chain, tenant: str) -> Arrival:
         """Notes a request that comes in."""
         at, block_tokens = self._owner.clock(), self._owner.pool.config.block_tokens
         names = [(one, await one.names_of(prompt, tenant, block_tokens)) for one in list(self._recordings)]
-        return Arrival(at, len(prompt.token_ids) // 4, tuple(names))
+        input_tokens = len(prompt.token_ids) // 4
+        if isinstance(prompt, Chain):
+            input_tokens += len(prompt.keys) // OPAQUE_KEY_BYTES * block_tokens  # it has one of the two
+        return Arrival(at, input_tokens, tuple(names))
 
     def admitted(self, arrival: Arrival, view: SequenceView) -> None:
         """The request runs: it is told of when its sequence ends, wherever that is by then. A repetition is not."""
+        self._owner.pool.tell_end(view.session, view.number, self._teller(arrival))
+
+    def acquired(self, arrival: Arrival, session: int, acquired: Acquired) -> None:
+        """The request runs on blocks of its session's own: it is told of when the one goes that comes behind its chain.
+
+        That is where its own tokens begin, so an engine gives it back with the request: neither before, as what it has
+        leased ahead, nor later, as what other requests share. If that block is not among those leased here, it is the
+        last one of these; a request for which nothing was leased is told of at once. What comes out nobody tells.
+        """
+        tell = self._teller(arrival)
+        if not len(acquired.leased):
+            tell(0)
+            return
+        chain_blocks = arrival.input_tokens // self._owner.pool.config.block_tokens
+        place = min(chain_blocks - len(acquired.held), len(acquired.leased) - 1)
+        block, own_blocks = acquired.leased.block_ids[place], self._own_blocks.setdefault(session, {})
+        if block in own_blocks:
+            own_blocks.pop(block)(0)
+        own_blocks[block] = tell
+
+    def released(self, session: int, blocks: BlockRun, *, are_told: bool = True) -> None:
+        """A session has given blocks back, or was never told of them: then there was no request either."""
+        own_blocks = self._own_blocks.get(session)
+        if own_blocks:
+            for block in own_blocks.keys() & set(blocks.block_ids):
+                tell = own_blocks.pop(block)
+                if are_told:
+                    tell(0)
+
+    def session_ended(self, session: int) -> None:
+        """A session is gone with all that ran in it."""
+        for tell in self._own_blocks.pop(session, {}).values():
+            tell(0)
+
+    def _teller(self, arrival: Arrival) -> Callable[[int], None]:
         clock = self._owner.clock
         admitted_at = clock()
 
@@ -156,7 +204,7 @@ class Recorder:
                 arrival_s = arrival.at - recording.began_at
                 recording.add(Ended(arrival_s, arrival.input_tokens, output_tokens, duration_s, names))
 
-        self._owner.pool.tell_end(view.session, view.number, tell)
+        return tell
 
     def end_with(self, reason: ServerError) -> None:
         """Ends every recording with `reason`, those to come too."""

@@ -47,7 +47,7 @@ class ResumeCall(rpc.CacheServiceServicer):
         validate.text("version", request.version, validate.MAX_KEY_BYTES)
 
         def steps() -> Steps[pb.ResumeResponse]:
-            if request.HasField("version"):
+            if request.HasField("version") and not opened.resumed:  # a late repeat must not undo a bump
                 opened.version = request.version
             results = yield from each(
                 opened, "sequences", request.sequences, resume, lambda status: pb.ResumeResult(status=status)

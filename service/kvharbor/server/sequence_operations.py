@@ -27,9 +27,9 @@ from kvharbor.server.wire import (
     little_endian,
     pending_message,
     prompt_of,
+    put_shadows,
     seconds_of,
     sequence_message,
-    shadow_message,
 )
 from kvharbor.server.withdrawal import Withdrawal
 from kvharbor.v1 import cache_service_pb2 as pb
@@ -38,9 +38,6 @@ from kvharbor.v1 import types_pb2
 A = TypeVar("A")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-# Between so many entries of a result others are served.
-_SHADOWS_A_SLICE = 1024
 
 
 class SequenceOperations:
@@ -258,8 +255,5 @@ def _missing_blocks(pool: Pool, tenant: str, prompt: Prompt, most: int | None, t
 
 def _commit_result(committed: Committed) -> Steps[pb.CommitResult]:
     result = pb.CommitResult(status=types_pb2.ItemStatus(), committed_tokens=committed.committed_tokens)
-    for start in range(0, len(committed.shadows), _SHADOWS_A_SLICE):
-        if start:
-            yield
-        result.shadows.extend(shadow_message(one) for one in committed.shadows[start : start + _SHADOWS_A_SLICE])
+    yield from put_shadows(result.shadows, committed.shadows)
     return result

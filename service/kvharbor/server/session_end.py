@@ -31,5 +31,6 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
         await until_gone(session.members, grace_s)
     released_count = await owner.run(opened.turns, lambda: pool.session_quiet(number))
     served.sessions.discard(session)
+    served.recorder.session_ended(number)
     await retire_private(session, opened)
     return released_count

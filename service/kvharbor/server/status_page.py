@@ -16,8 +16,8 @@ class StatusPage:
     """Owns the page's memory file, which the keeper has too, and this process's mapping until `close` [S36].
 
     The file is sealed in size, and against more seals. Whoever reads it gets a descriptor that was opened for reading,
-    and by the file's mode nobody but an administrator opens another one to write. Whatever is written there by others,
-    it is not read here but for the recalls of the process before.
+    and the file's mode keeps those without its owner's rights from opening another one to write. What is written there
+    all the same is not read here, but for how many recalls there were with the process before.
     """
 
     def __init__(self, arena: HostArena, epoch: str) -> None:

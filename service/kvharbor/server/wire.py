@@ -2,7 +2,7 @@
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 
 from google.protobuf import duration_pb2
 
@@ -22,11 +22,14 @@ from kvharbor.pool import (
 )
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.hints import NO_HINTS
+from kvharbor.pool.steps import Steps
 from kvharbor.v1 import cache_service_pb2 as cache_pb
 from kvharbor.v1 import types_pb2
 
 MAX_DURATION_S = 10 * 365 * 86400
 
+# Between so many entries of a result others are served.
+_SHADOWS_A_SLICE = 1024
 _BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -184,6 +187,14 @@ def pending_message(pending: Pending | None) -> cache_pb.Pending | None:
 def shadow_message(shadow: Shadow) -> cache_pb.Shadow:
     """Returns a shadow as a message."""
     return cache_pb.Shadow(position=shadow.position, block_id=shadow.block_id, generation=shadow.generation)
+
+
+def put_shadows(messages: MutableSequence[cache_pb.Shadow], shadows: Sequence[Shadow]) -> Steps[None]:
+    """Appends shadows as messages, a slice at a time."""
+    for start in range(0, len(shadows), _SHADOWS_A_SLICE):
+        if start:
+            yield
+        messages.extend([shadow_message(one) for one in shadows[start : start + _SHADOWS_A_SLICE]])
 
 
 def seconds_of(field: str, message: duration_pb2.Duration, *, least_s: float = 0.0) -> float:

@@ -77,5 +77,6 @@ class BlockWithdrawal:
 
     def _release(self) -> Steps[None]:
         for taken in reversed(self._taken):
+            self._opened.served.recorder.released(self._session.number, taken, are_told=False)
             if len(taken) and not self._session.ended:
                 yield from self._opened.served.pool.release_blocks(self._session.number, taken)

@@ -11,7 +11,7 @@ from kvharbor.engines.transformers.errors import (
 from kvharbor.engines.transformers.forward import PoolModel
 from kvharbor.engines.transformers.identity import model_identity
 from kvharbor.engines.transformers.layout import layout_for
-from kvharbor.engines.transformers.model import LoadedModel, load_smollm2, smollm2_folder, smollm2_folder
+from kvharbor.engines.transformers.model import LoadedModel, load_smollm2, smollm2_folder
 from kvharbor.engines.transformers.sampling import Sampling
 from kvharbor.engines.transformers.step import Row
 from kvharbor.engines.transformers.worker import Generation, Handover, Worker

@@ -56,7 +56,7 @@ class Answers(Protocol):
 
 
 class Process:
-    """Serves `answers` from its making to `end`."""
+    """Serves `answers` from `start` to `end`."""
 
     def __init__(self, answers: Answers, listener: socket.socket) -> None:
         self._answers = answers
@@ -73,14 +73,17 @@ class Process:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("kvharbor.v1.StreamService", {"Converse": stream}),)
         )
-        # A server that stops removes the path that it was bound to: by then it must not be the next one's.
-        own_path = answers.path.with_suffix(f".{id(self):x}")
-        self._server.add_insecure_port(f"unix:{own_path}")
-        self._server.start()
-        own_path.rename(answers.path)
         self._listener = listener
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve)
+
+    def start(self) -> None:
+        """Begins to serve."""
+        # A server that stops removes the path that it was bound to: by then it must not be the next one's.
+        own_path = self._answers.path.with_suffix(f".{id(self):x}")
+        self._server.add_insecure_port(f"unix:{own_path}")
+        self._server.start()
+        own_path.rename(self._answers.path)
         self._thread.start()
 
     def end(self) -> None:

@@ -58,6 +58,7 @@ class FakeService:
         self.accepted: list[socket.socket] = []
         self.held = FakeSequences(layout)
         self.blocks = FakeBlocks(self.held, first_block=block_count // 2)
+        self._changing = threading.RLock()
         self.opened = False
         self.in_use = False
         self.starting = False
@@ -97,14 +98,17 @@ class FakeService:
 
     def begin(self) -> None:
         """Starts the process."""
+        # Known before it serves: who is served by another one is told nothing.
         self._running = Process(self, self._listener)
+        self._running.start()
 
     def kill(self) -> None:
         """Ends the process: calls break off, sequences are forgotten, and whoever holds a side socket sees its end."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.end()
-        self.blink()
+        with self._changing:
+            running, self._running = self._running, None
+            if running is not None:
+                running.end()
+            self.blink()
 
     def blink(self) -> None:
         """Forgets what a process forgets, while the calls under way are still answered: an answer that comes late."""
@@ -117,9 +121,10 @@ class FakeService:
                 connection.shutdown(socket.SHUT_WR)
 
     def restart(self) -> None:
-        """Ends the process and starts the next one, which has all that is kept."""
-        self.kill()
-        self.begin()
+        """Ends the process and starts the next one, which has all that is kept; threads may do so at the same time."""
+        with self._changing:
+            self.kill()
+            self.begin()
 
     def new_epoch(self) -> None:
         """Ends the process and starts another service, which knows of nothing."""

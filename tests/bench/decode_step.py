@@ -22,7 +22,8 @@ FIRST_TOKENS = 512
 # Each sequence fills three blocks.
 STEPS = 3 * BLOCK_TOKENS
 BLOCK_COUNT = 8_192
-CREDITS = 64
+# As the documents say: enough for all of them to go on to their next block at once.
+CREDITS = 2 * SEQUENCES
 # As long as a model takes for a step; credits that went back meanwhile are asked for again by the step.
 REFILL_S = 0.02
 # For a model: some milliseconds of work on three megabytes, after which the processor's caches have nothing of ours.

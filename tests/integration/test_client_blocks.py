@@ -297,19 +297,35 @@ def test_a_fork_has_no_part_in_the_stream(harbor: str) -> None:
     with connect(harbor) as opened:
         pool = opened.open_pool(f"blocks-{next(NAMES)}", LAYOUT, pool_size(8))
         leased = pool.blocks.lease(2, 2).blocks
+        credits = Credits(pool, 1)
+        sending, forked = threading.Event(), threading.Event()
+
+        def send() -> None:
+            """Has the lock of what is sent, as its thread may have at any moment."""
+            with pool.link.stream._outbox.paused():
+                sending.set()
+                forked.wait(DEADLINE_S)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert sending.wait(DEADLINE_S)
         child = os.fork()
         if not child:
             status = 1
             try:
                 pool.blocks.release(leased)
             except HarborClosed:
+                credits.close()
                 opened.close()
                 status = 0
             os._exit(status)
+        forked.set()
+        sender.join(DEADLINE_S)
         assert os.waitpid(child, 0)[1] == 0
+        credits.close()
         pool.blocks.release(leased)
         pool.blocks.flush()
-        assert len(pool.own_blocks) == 0
+        until(lambda: not len(pool.own_blocks))
 
 
 # The death of the process

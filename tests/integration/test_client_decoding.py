@@ -156,10 +156,10 @@ def test_two_engines_that_decode_the_same_share_it_in_the_end(harbor: str) -> No
 
 
 def test_two_batches_on_a_tight_pool_both_come_to_an_end(harbor: str) -> None:
-    """What they want at once does not fit: rows are preempted, and computed again later; nobody stalls."""
+    """What even one of them wants at once does not fit: rows are preempted, and computed again later; nobody stalls."""
     with connect(harbor) as one, connect(harbor) as two, ThreadPoolExecutor(2) as threads:
         name = f"decoding-{next(NAMES)}"
-        pools = [each.open_pool(name, LAYOUT, pool_size(24)) for each in (one, two)]
+        pools = [each.open_pool(name, LAYOUT, pool_size(12)) for each in (one, two)]
         working = [threads.submit(_decode_all, pool, number) for number, pool in enumerate(pools)]
         preempted = [each.result(3 * DEADLINE_S) for each in working]
         assert sum(preempted) > 0

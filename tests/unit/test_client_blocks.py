@@ -194,6 +194,24 @@ def test_an_invalidated_block_is_a_leased_one_of_another_generation(service: Fak
     (named,) = blocks[1:]
     assert ([*taken_back.leased], [*taken_back.before], taken_back.refusals) == ([(named[0], 2)], [named], (None,))
     assert held(pool) == service.blocks.own == {*blocks[:1], (named[0], 2)}
+    pool.blocks.release(taken_back.before)
+    pool.blocks.flush()
+    assert held(pool) == service.blocks.own == {*blocks[:1], (named[0], 2)}
+
+
+def test_what_an_invalidate_takes_back_too_late_is_given_back(service: FakeService) -> None:
+    """C17: its caller has nothing of it, so nothing of it is held; the block before stays."""
+    go_on = threading.Event()
+    once(service.blocks.before, "invalidate_blocks", lambda: _wait(go_on))
+    with connect(service.target) as opened:
+        pool = opened.open_pool("p", LAYOUT)
+        blocks = published(pool, 2)
+        with pytest.raises(DeadlineExceeded):
+            pool.blocks.invalidate(blocks[1:], timeout_s=0.1)
+        go_on.set()
+        until(lambda: service.blocks.of_kind("release_blocks"))
+        pool.blocks.flush()
+        assert held(pool) == service.blocks.own == {*blocks[:1]}
 
 
 # A release must not end what was granted meanwhile
@@ -337,6 +355,20 @@ def test_an_acquire_out_of_time_gives_back_what_comes_too_late(service: FakeServ
         assert held(pool) == service.blocks.own == {*blocks}
 
 
+def test_a_wait_that_begins_too_late_is_ended(service: FakeService, pool: Pool) -> None:
+    """Its caller has no grant to cancel: the service must not keep it in line, and what it gives goes back."""
+    service.blocks.waits, service.blocks.free_count = True, 0
+    go_on = threading.Event()
+    once(service.blocks.before, "acquire", lambda: _wait(go_on))
+    with pytest.raises(DeadlineExceeded):
+        pool.blocks.acquire([chain(1, 1)], wait_s=DEADLINE_S, timeout_s=0.1)
+    go_on.set()
+    (cancelled,) = until(lambda: service.blocks.of_kind("cancel_wait"))
+    assert cancelled.request_number == service.blocks.requests[0].number
+    pool.blocks.flush()
+    assert held(pool) == set()
+
+
 def test_a_flush_out_of_time_says_so(service: FakeService, pool: Pool) -> None:
     """What was sent still takes effect."""
     leased = pool.blocks.lease(1, 1).blocks
@@ -372,6 +404,16 @@ def test_what_is_held_is_told_to_the_next_process(service: FakeService, pool: Po
     assert [each.WhichOneof("call") for each in service.blocks.requests[served:]] == ["commit_blocks", "release_blocks"]
     assert held(pool) == service.blocks.own == {*kept, *written}
     assert service.blocks.content == {KEYS[0]: next(iter(written))}
+
+
+def test_a_release_that_took_effect_in_a_process_that_died_is_no_refusal(service: FakeService, pool: Pool) -> None:
+    """C17: the ledger has those blocks not as the session's any more, as the engine has wanted it."""
+    blocks = published(pool, 2)
+    pool.blocks.flush()
+    once(service.blocks.after, "release_blocks", service.restart)
+    pool.blocks.release(blocks[1:])
+    pool.blocks.flush()
+    assert held(pool) == service.blocks.own == {*blocks[:1]}
 
 
 def test_an_unanswered_acquire_fails_and_leaves_nothing_held(service: FakeService, pool: Pool) -> None:

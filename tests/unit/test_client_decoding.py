@@ -1,6 +1,7 @@
 """A decode batch against a fake service that dies at exactly the moment a test wants, and against plain arithmetic."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,27 @@ def test_a_block_is_committed_by_the_step_after_it_is_full(
     ((appended, _),) = blocks_of(item.appended)
     assert batch.tables[0, :2].tolist() == [sequence.table[0], appended]
     batch.release([sequence])
+
+
+def test_a_batch_that_steps_keeps_its_credits(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C19: also while no row needs any of them; after a pause the first step has them fetched again at once."""
+    stock = Credits(pool, 4, idle_s=3600)
+    batch = DecodeBatch(pool, stock)
+    batch.join(prefilled(pool, 3))
+    until(lambda: len(stock) == 4)
+    began_at_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began_at_s + 3000)
+    batch.step([1])
+    monkeypatch.setattr(time, "monotonic", lambda: began_at_s + 6000)
+    stock.return_idle()
+    assert len(stock) == 4
+    monkeypatch.setattr(time, "monotonic", lambda: began_at_s + 9000)
+    stock.return_idle()
+    assert len(stock) == 0
+    batch.step([2])
+    monkeypatch.undo()
+    until(lambda: len(stock) == 4)
+    stock.close()
 
 
 def test_room_that_was_reserved_is_used_first(service: FakeService, pool: Pool, batch: DecodeBatch) -> None:
@@ -410,6 +432,30 @@ def test_a_refused_commit_refuses_its_row_until_it_leaves(
     batch.release([kept])
 
 
+def test_a_commit_that_is_refused_behind_its_row_gives_its_block_back(
+    service: FakeService, pool: Pool, batch: DecodeBatch
+) -> None:
+    """C20: the row has been released before the answer has come, so nobody else would."""
+    answered, released = threading.Event(), threading.Event()
+
+    def refuse() -> None:
+        service.sequences[sequence.id].token_count = 99
+        answered.set()
+        assert released.wait(DEADLINE_S)
+
+    sequence = prefilled(pool, 16)
+    batch.join(sequence)
+    service.blocks.before["commit"] = refuse
+    batch.step([1])
+    taken = int(batch.tables[0, 1])
+    assert answered.wait(DEADLINE_S)
+    batch.release([sequence])
+    released.set()
+    pool.blocks.flush()
+    pool.blocks.flush()
+    assert taken not in {block for block, _ in service.blocks.own}
+
+
 def test_a_sequence_that_is_released_by_name_is_refused(pool: Pool, batch: DecodeBatch) -> None:
     """Its blocks may be another's already: it gets no slot."""
     sequence = prefilled(pool, 16, group="g")
@@ -438,6 +484,11 @@ def test_shadows_are_taken_in(service: FakeService, pool: Pool, batch: DecodeBat
         batch.step([number])
     batch.leave(sequence)
     assert [shadow.block_id for shadow in sequence.shadows] == [500]
+    sequence.commit(sequence.token_count)
     assert sequence.switch_shadows() == (1,)
     assert sequence.table[1] == 500
-    sequence.release()
+    # The batch's own commits do not report it, so it is reported before.
+    batch.join(sequence)
+    assert service.calls["Commit"][-1].items[0].switched_positions == [1]
+    assert batch.tables[0, 1] == 500
+    batch.release([sequence])

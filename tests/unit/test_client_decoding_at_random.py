@@ -15,7 +15,7 @@ from integration.client_worker import BLOCK_TOKENS, LAYOUT
 from kvharbor.client import Credits, DecodeBatch, Pool, Sequence, Unavailable, connect
 from waiting import until
 
-NAMES = ("join", "step", "steps", "leave", "release", "sync", "die")
+NAMES = ("join", "step", "steps", "leave", "release", "sync", "die", "die before", "die after")
 
 
 class Script:
@@ -40,6 +40,8 @@ class Script:
             "release": self._release,
             "sync": lambda _: self.batch.sync(),
             "die": lambda _: self.service.restart(),
+            "die before": lambda _: self._die(self.service.blocks.before),
+            "die after": lambda _: self._die(self.service.blocks.after),
         }
         does[name](number)
         self.check()
@@ -102,6 +104,15 @@ class Script:
     def _release(self, number: int) -> None:
         if len(self.batch):
             self.batch.release([self.batch.sequences[number % len(self.batch)]])
+
+    def _die(self, hooks: dict[str, Callable[[], None]]) -> None:
+        """Has the process die at its next commit, once."""
+
+        def die() -> None:
+            if hooks.pop("commit", None) is not None:
+                self.service.restart()
+
+        hooks["commit"] = die
 
     def _told(self) -> dict[str, dict[int, int]]:
         """Which token was named for which place of a sequence, by commits and by Resume."""

@@ -21,9 +21,12 @@ IDLE_S = 1.0
 class Credits:
     """A stock of leased blocks of one pool, refilled in the background to `target_block_count`. Threads may share it.
 
-    When others need room they get it back at once, in a thread of the harbor's, and all of it goes back when none was
-    taken for `idle_s`. What was taken is its taker's, held by the session until it is released or has become part of a
-    sequence.
+    When others need room they get it back at once, in a thread of the harbor's, and all of it goes back when it was
+    not used for `idle_s`: nothing was taken, and no batch has stepped with it. What was taken is its taker's, held by
+    the session until it is released or has become part of a sequence.
+
+    A refill takes its time, in which more are taken: for a batch have two blocks a sequence, so that all of them may
+    need one in the same step.
     """
 
     def __init__(self, pool: "Pool", target_block_count: int, *, idle_s: float = IDLE_S) -> None:
@@ -34,7 +37,7 @@ class Credits:
         self._stock = NO_BLOCKS
         self._asking = False
         self._quiet_until_s = 0.0
-        self._taken_at_s = time.monotonic()
+        self._used_at_s = time.monotonic()
         self._idle_s = idle_s
         self._stopped = threading.Event()
         held = pool.blocks.held
@@ -52,19 +55,28 @@ class Credits:
     def take(self, block_count: int) -> BlockRun:
         """Returns so many blocks out of the stock; makes no call. Raises PoolExhausted when it has less."""
         with self._pool.link.guard:
-            stock = self._stock
-            self._taken_at_s = time.monotonic()
-            if block_count > len(stock):
-                self._refill()
+            available = len(self._stock)
+            if block_count > available:
+                self.keep()
                 raise PoolExhausted(
-                    f"{block_count} blocks are needed and {len(stock)} are in stock: call `require`, or preempt a "
+                    f"{block_count} blocks are needed and {available} are in stock: call `require`, or preempt a "
                     f"request and release its blocks",
-                    metadata={"neededBlockCount": str(block_count), "availableBlockCount": str(len(stock))},
+                    metadata={"neededBlockCount": str(block_count), "availableBlockCount": str(available)},
                 )
-            self._stock = stock[block_count:]
-            if 4 * len(self._stock) <= 3 * self.target_block_count:
-                self._refill()
-            return stock[:block_count]
+            taken = self.draw(block_count)
+            self.keep()
+            return taken
+
+    def draw(self, block_count: int) -> BlockRun:
+        """Returns so many that are there; for a batch, which calls `keep` behind it, both under the guard."""
+        taken, self._stock = self._stock[:block_count], self._stock[block_count:]
+        return taken
+
+    def keep(self) -> None:
+        """Takes in that the stock is in use, and has it refilled when a quarter of it is gone; under the guard."""
+        self._used_at_s = time.monotonic()
+        if 4 * len(self._stock) <= 3 * self.target_block_count:
+            self._refill()
 
     def require(self, block_count: int, *, timeout_s: float | None = None) -> None:
         """Has so many blocks in stock, by a call for growth if there are less; raises PoolExhausted, Unavailable."""
@@ -87,9 +99,7 @@ class Credits:
         with self._pool.link.guard:
             self._quiet_until_s = time.monotonic() + PAUSE_S
             count = min(block_count, len(self._stock))
-            kept = len(self._stock) - count
-            self._stock, returned = self._stock[:kept], self._stock[kept:]
-            self._pool.blocks.held.release(returned)
+            self._return(count)
             return count
 
     def lose(self, lost: BlockRun) -> None:
@@ -127,10 +137,15 @@ class Credits:
             self._stock = BlockRun.join([self._stock, leased])
 
     def return_idle(self) -> None:
-        """Gives all back if nothing was taken for a while; for its thread."""
+        """Gives all back if it was not used for a while; for its thread."""
         with self._pool.link.guard:
-            if time.monotonic() - self._taken_at_s >= self._idle_s:
-                self.give_back(len(self._stock))
+            if time.monotonic() - self._used_at_s >= self._idle_s:
+                self._return(len(self._stock))
+
+    def _return(self, block_count: int) -> None:
+        kept = len(self._stock) - block_count
+        self._stock, returned = self._stock[:kept], self._stock[kept:]
+        self._pool.blocks.held.release(returned)
 
 
 def _watch(reference: "weakref.ref[Credits]", stopped: threading.Event, idle_s: float) -> None:

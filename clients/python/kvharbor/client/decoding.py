@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client.credits import Credits
+from kvharbor.client.decode_commits import Commits
 from kvharbor.client.decode_rows import BLOCK, BLOCK_COUNT, OFFSET, START, DecodeRows, Rows
 from kvharbor.client.decode_state import DecodeState
 from kvharbor.client.errors import EpochEnded, Full, HarborError, InvalidField, PoolExhausted, Unavailable
-from kvharbor.client.runs import NO_BLOCKS
 from kvharbor.client.standing import State
 from kvharbor.client.tokens import Tokens, token_bytes
 
@@ -123,14 +123,20 @@ class DecodeBatch:
         lacking = rows.lacking(rows.cursors[full])
         short = self._prepare(int(np.count_nonzero(lacking))) if len(full) else None
         with self.pool.link.guard:
-            refused = self._turn(full, lacking, short) if len(full) else {}
-            if not refused and not self._state.refused:
-                return self._append(slice(rows.count), rows.numbers[: rows.count], tokens, NOBODY)
-            for row, sequence in enumerate(rows.sequences):
+            commits, refused = self._turn(full, lacking, short) if len(full) else (None, {})
+            for row, sequence in enumerate(rows.sequences if self._state.refused else ()):
                 if (error := self._state.refused.get(id(sequence))) is not None:
                     refused[row] = error
-            going = np.setdiff1d(rows.numbers[: rows.count], [*refused])
-            return self._append(going, going, tokens[going], MappingProxyType(refused))
+            if refused:
+                going = np.setdiff1d(rows.numbers[: rows.count], [*refused])
+                step = self._append(going, going, tokens[going], MappingProxyType(refused))
+            else:
+                step = self._append(slice(rows.count), rows.numbers[: rows.count], tokens, NOBODY)
+            # Last, as the thread that is woken to send wants the interpreter for itself.
+            if commits is not None:
+                self._state.send(commits)
+            self._credits.keep()
+            return step
 
     def leave(self, sequence: "Sequence", *, timeout_s: float | None = None) -> None:
         """Lets a sequence go on by itself: all its tokens are told, and computed but for the last one's KV.
@@ -190,15 +196,18 @@ class DecodeBatch:
             return short
         return None
 
-    def _turn(self, full: Rows, lacking: npt.NDArray[np.bool_], short: HarborError | None) -> dict[int, HarborError]:
-        """Commits full blocks and goes on to the next ones; returns the rows that have none.
+    def _turn(
+        self, full: Rows, lacking: npt.NDArray[np.bool_], short: HarborError | None
+    ) -> tuple[Commits | None, dict[int, HarborError]]:
+        """Goes on from full blocks to the next ones; returns the commits to send of them, and the rows that have none.
 
         A row that was refused since `full` was found commits in vain, and is refused by the step all the same.
         """
         rows, refused = self._rows, {}
+        commits = None
         needed = int(np.count_nonzero(lacking))
         block_count = min(needed, len(self._credits))
-        blocks = self._credits.take(block_count) if block_count else NO_BLOCKS
+        blocks = self._credits.draw(block_count)
         if block_count < needed:
             starved = full[lacking][block_count:]
             refused = dict.fromkeys(starved.tolist(), _no_block(short))
@@ -209,9 +218,8 @@ class DecodeBatch:
             self._held.own.give(blocks)
             ends = np.full(len(full), rows.block_tokens)
             commits = self._state.commits(full, ends=ends, computed=ends, growing=lacking, appended=blocks)
-            self._state.send(commits)
             rows.turn(full, commits.cursors, lacking, blocks)
-        return refused
+        return commits, refused
 
     def _append(
         self,

@@ -140,8 +140,8 @@ class Stream:
         self._reopen()
 
     def put(self, outgoing: Outgoing) -> None:
-        """Sends a request, unless the session has ended; under the guard."""
-        if self._link.standing.state is not State.ENDED:
+        """Sends a request, unless the session has ended, or is another process's; under the guard."""
+        if self._link.standing.state is not State.ENDED and not self._link.forked:
             self._put(outgoing)
 
     def later(self, tell: Callable[[], object]) -> None:
@@ -221,8 +221,10 @@ class Stream:
         self._reader.start()
 
     def _end_call(self) -> None:
-        self._outbox.close()
         call, self._call = self._call, None
+        if self._link.forked:  # locks of the call may be held by threads that are not there in a child
+            return
+        self._outbox.close()
         if call is not None:
             call.cancel()
 
@@ -250,7 +252,7 @@ class Stream:
         if outgoing is None:
             return
         if outgoing.grants is not None:
-            self.unanswered.spare(outgoing.grants(response), outgoing.number)
+            self.unanswered.spare(outgoing.grants(response))
             self._outbox.grants_known()
         outgoing.take(response)
 
@@ -260,7 +262,7 @@ class Stream:
             return
         held = run_of(response.granted.result.held)
         with self._outbox.paused():
-            spared = self.unanswered.spare(held, 0)
+            spared = self.unanswered.spare(held)
         waiter.granted(response.granted, spared)
 
     def _take_recall(self, recall: blocks_pb2.Recall) -> None:

@@ -72,11 +72,11 @@ class Unanswered:
         """Returns what is being released."""
         return BlockRun.join(each.releases for each in self._requests.values())
 
-    def spare(self, held: BlockRun, after: int) -> BlockRun:
+    def spare(self, held: BlockRun) -> BlockRun:
         """Keeps releases that are still to be sent from ending what was granted since they were made; returns that."""
         spared = []
         for outgoing in self._requests.values():
-            if outgoing.number > after and not outgoing.sent and len(outgoing.releases):
+            if not outgoing.sent and len(outgoing.releases):
                 found = outgoing.releases.among(held)
                 spared.append(outgoing.releases[found])
                 outgoing.releases = outgoing.releases[~found]

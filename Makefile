@@ -7,7 +7,7 @@ DEPLOY := build/deploy
 CPP := build/cpp
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench bench-peers bench-page chaos setup-engines test-engines dist-check test-gpu dry-run-gpu clean
+.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench bench-peers bench-page chaos setup-engines test-engines demo-vllm bench-engines dist-check test-gpu dry-run-gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -114,7 +114,16 @@ setup-engines: $(addsuffix /.installed,$(ENGINES)) ## make the environments with
 # What vLLM itself deprecates is no failure.
 test-engines: setup-engines ## real vLLM engines on one pool, and the schedulers of both versions; about ten minutes
 	build/engines-vllm/bin/python -m pytest -W default tests/engines
-	build/engines-vllm-next/bin/python -m pytest -W default -m "not model" tests/engines
+	build/engines-vllm-next/bin/python -m pytest -W default -m "not model" \
+	  tests/engines/test_vllm_*.py tests/engines/test_scheduler_*.py
+
+PICTURE ?= build/demo-vllm.svg
+
+demo-vllm: build/engines-vllm/.installed ## two vLLM engines on one pool; one is killed, and the service's process with it
+	build/engines-vllm/bin/python -m kvharbor.demo.vllm --picture $(PICTURE)
+
+bench-engines: build/engines-vllm/.installed ## engines on one pool beside plain ones; writes build/bench-engines.json
+	PYTHONPATH=tests build/engines-vllm/bin/python -m bench.engines
 
 dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree
 	$(BIN)/python tests/dist_check.py

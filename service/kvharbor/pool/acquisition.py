@@ -56,7 +56,8 @@ def acquire(state: State, session: int, chain: Chain, table_block_count: int, *,
     finally:
         # After a success little is left of it but its use of the namespace.
         take_down(state, carrier)
-    _count(state, owner, block_count, len(held))
+    if table_block_count or computes:  # else it was only asked, perhaps again and again
+        _count(state, owner, block_count, len(held))
     leased = yield from _lease(state, owner, max(table_block_count - len(held), 0), held[-1] if held else None)
     run = state.run(held)
     return Acquired(run, leased, pending, run if len(added) == len(held) else state.run(added))

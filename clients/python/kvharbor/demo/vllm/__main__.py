@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import logging
 import sys
 import tempfile
 from pathlib import Path

@@ -1,10 +1,10 @@
 """What the demonstration claims, each claim judged by what was seen."""
 
 from kvharbor.demo.vllm.outcome import Claim, Run, common_tokens, whole_block_tokens
-from kvharbor.demo.vllm.script import COLD, FOLLOW_UP, FIRST, MEANWHILE, SECOND, WARM
+from kvharbor.demo.vllm.script import COLD, FIRST, FOLLOW_UP, MEANWHILE, SECOND, WARM
 
 MIB = 2**20
-# What two equal processes differ by is a few percent of a cache.
+# Of a cache. What else two processes have differs by some tens of MiB.
 PRIVATE_PART = 0.75
 
 
@@ -49,29 +49,31 @@ def _went_on(run: Run) -> Claim:
         across and run.sessions_went_on and run.restart_count == 1,
         f"killed {moments.service_killed_s - meanwhile.first_s:.1f} s after the first token of an answer that ended"
         f" {meanwhile.done_s - moments.service_killed_s:.1f} s later;"
-        f" served again after {moments.service_back_s - moments.service_killed_s:.1f} s",
+        f" served again after {(moments.service_back_s - moments.service_killed_s) * 1000:.0f} ms",
     )
 
 
 def _memory(run: Run) -> list[Claim]:
     memory = run.memory
-    arenas = [engine.arena for engine in memory.engines]
-    files = {arena.file for arena in arenas if arena}
-    once = len(files) == 1 and None not in arenas and memory.pool_allocated_bytes < 1.1 * memory.pool_bytes
+    files = sorted({file for engine in memory.engines for file in engine.kv_files})
+    kv_bytes = {engine.kv_bytes for engine in memory.engines}
+    shares = sum(engine.kv_share_bytes for engine in memory.engines)
+    touched = " and ".join(f"{engine.kv_resident_bytes / MIB:.0f} MiB" for engine in memory.engines)
     saved = min(memory.plain.private_bytes - engine.private_bytes for engine in memory.engines)
-    mapped = " and ".join(f"{arena.resident_bytes / MIB:.0f} MiB" for arena in arenas if arena)
-    shares = sum(arena.share_bytes for arena in arenas if arena)
     return [
         Claim(
-            "both engines map one and the same memory, which is there once",
-            once and shares <= memory.pool_allocated_bytes,
-            f"{len(files)} file of {memory.pool_allocated_bytes / MIB:.0f} MiB; they have {mapped} of it mapped in,"
-            f" together {shares / MIB:.0f} MiB",
+            "both engines have their KV caches in one and the same memory, the pool's, which is there once",
+            len(files) == 1
+            and all(engine.kv_files for engine in memory.engines)
+            and kv_bytes == {memory.pool_allocated_bytes}
+            and shares <= memory.pool_allocated_bytes,
+            f"the caches lie in {' and '.join(files)}, which takes {memory.pool_allocated_bytes / MIB:.0f} MiB;"
+            f" the engines have touched {touched} of it, the kernel counts {shares / MIB:.0f} MiB for both",
         ),
         Claim(
-            "and neither has a KV cache of its own beside it",
-            saved >= PRIVATE_PART * memory.pool_bytes,
-            f"each has {saved / MIB:.0f} MiB less of its own than plain vLLM with a cache of"
-            f" {memory.pool_bytes / MIB:.0f} MiB",
+            "and none of their own beside it, as plain vLLM has",
+            not memory.plain.kv_files and saved > PRIVATE_PART * memory.plain.kv_bytes,
+            f"plain vLLM has its {memory.plain.kv_bytes / MIB:.0f} MiB in memory of its own, of which it has"
+            f" {saved / MIB:.0f} MiB more than each of them",
         ),
     ]

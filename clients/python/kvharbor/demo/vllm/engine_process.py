@@ -30,10 +30,17 @@ Prompts = Mapping[str, Sequence[int]]
 
 
 class EngineProcess:
-    """One vLLM engine, which may still be starting. What vLLM itself says is in `folder`."""
+    """One vLLM engine, which may still be starting. What vLLM itself says is in `folder`.
 
-    def __init__(self, name: str, folder: Path, arguments: Mapping[str, Any]) -> None:
+    `told` is what it has said when it was idle last. `module` is what to run, with the arguments of `engine`.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, arguments: Mapping[str, Any], *, module: str = "kvharbor.demo.vllm.engine"
+    ) -> None:
         self.name = name
+        self.told: dict[str, Any] = {}
+        self.kv_ranges: list[tuple[int, int]] = []
         self.answered: dict[str, Answered] = {}
         self._log = folder / f"{name}.log"
         self._prompts: dict[str, Sequence[int]] = {}
@@ -41,7 +48,7 @@ class EngineProcess:
         read_end, write_end = os.pipe()
         with self._log.open("a") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvharbor.demo.vllm.engine", str(write_end), json.dumps(arguments)],
+                [sys.executable, "-m", module, str(write_end), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -60,7 +67,9 @@ class EngineProcess:
 
     def wait_ready(self) -> float:
         """Returns when it takes requests, and since when."""
-        return float(self._next("ready")["at_s"])
+        ready = self._next("ready")
+        self.kv_ranges = [(first, end) for first, end in ready["kv_ranges"]]
+        return float(ready["at_s"])
 
     def begin(self, prompts: Prompts, most_tokens: int) -> None:
         """Asks it to answer prompts, as one batch."""
@@ -77,7 +86,7 @@ class EngineProcess:
     def finish(self) -> list[Answered]:
         """Returns all answers of the batch, in the order in which they ended."""
         before = len(self.answered)
-        self._next("idle")
+        self.told = self._next("idle")
         return [*self.answered.values()][before:]
 
     def answer(self, prompts: Prompts, most_tokens: int) -> list[Answered]:

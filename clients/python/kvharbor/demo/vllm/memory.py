@@ -1,73 +1,81 @@
-"""What of a pool's memory and of its own an engine has, as the kernel tells."""
+"""What memory an engine has, and which its KV cache lies in, as the kernel tells."""
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ARENA = "/memfd:kvharbor"
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ (\S+ \d+) *(.*)$")
+_NO_FILE = "00:00 0"
 _KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaMapping:
-    """The largest piece of the service's memory that a process maps.
+class ProcessMemory:
+    """Where a process has its KV cache, and how much memory is its own.
 
-    `file` is its device and inode: the same in two processes if it is the same memory. `resident_bytes` are those that
-    the process has touched, `share_bytes` the same with each page divided by the number of processes that have.
+    `kv_files` are the device and inode of what is mapped where its KV cache lies, and its name: the same in two
+    processes if it is the same memory, and nothing for memory of its own. Of that mapping, `kv_resident_bytes` are what
+    the process has touched, `kv_share_bytes` the same with each page divided by the number of processes that have.
+    `private_bytes` is memory that no other process has, without the heap: what is large is never there, and the heap of
+    two processes that do the same differs.
     """
 
-    file: str
-    size_bytes: int
-    resident_bytes: int
-    share_bytes: int
+    kv_files: tuple[str, ...]
+    kv_bytes: int
+    kv_resident_bytes: int
+    kv_share_bytes: int
+    private_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """A process's own memory, which no other has, and its mapping of the pool; None where it has none."""
-
-    private_bytes: int
-    arena: ArenaMapping | None
-
-
-def process_memory(pid: int, root: Path = Path("/proc")) -> ProcessMemory:
-    """Reads what the kernel says of a process."""
-    status = (root / str(pid) / "status").read_text()
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found is not None
-    arenas = _arenas((root / str(pid) / "smaps").read_text())
-    largest = max(arenas, key=lambda arena: arena.size_bytes, default=None)
-    return ProcessMemory(int(found[1]) * _KIB, largest)
+class _Mapping:
+    first: int
+    end: int
+    file: str
+    name: str
+    amounts: dict[str, int]
 
 
-def allocated_bytes(file: str, pids: list[int], root: Path = Path("/proc")) -> int:
-    """Returns how much memory such a file takes, whoever maps it. One of the processes has to have it open."""
+def process_memory(pid: int, kv_ranges: Sequence[tuple[int, int]], root: Path = Path("/proc")) -> ProcessMemory:
+    """Reads what the kernel says of a process whose KV cache lies at these addresses."""
+    mappings = [*_mappings((root / str(pid) / "smaps").read_text())]
+    ours = [each for each in mappings if any(each.first < end and first < each.end for first, end in kv_ranges)]
+    return ProcessMemory(
+        kv_files=tuple(sorted({each.file for each in ours if each.file})),
+        kv_bytes=sum(end - first for first, end in kv_ranges),
+        kv_resident_bytes=sum(each.amounts["Rss"] for each in ours),
+        kv_share_bytes=sum(each.amounts["Pss"] for each in ours),
+        private_bytes=sum(each.amounts["Anonymous"] for each in mappings if each.name != "[heap]"),
+    )
+
+
+def allocated_bytes(file: str, pids: Sequence[int], root: Path = Path("/proc")) -> int:
+    """Returns how much memory such a file takes, whoever maps it; one of the processes has to have it open."""
     inode = int(file.split()[1])
     for pid in pids:
         for entry in (root / str(pid) / "fd").iterdir():
             try:
-                status = entry.stat()
+                status, target = entry.stat(), str(entry.readlink())
             except OSError:
-                # A descriptor that was closed meanwhile, or a socket.
+                # It was closed meanwhile.
                 continue
-            if status.st_ino == inode and str(entry.readlink()).startswith(ARENA):
+            if status.st_ino == inode and target.startswith("/memfd:"):
                 return status.st_blocks * 512
-    raise LookupError(f"nobody of {pids} has {file} open")
+    raise LookupError(f"none of the processes {pids} has {file} open")
 
 
-def _arenas(smaps: str) -> list[ArenaMapping]:
-    found: list[ArenaMapping] = []
-    inside = ("", 0)
-    amounts: dict[str, int] = {}
-    for line in [*smaps.splitlines(), "0-0 - - 0 0 "]:
-        if mapping := _MAPPING.match(line):
-            if inside[0]:
-                found.append(ArenaMapping(inside[0], inside[1], amounts["Rss"], amounts["Pss"]))
-            start, end, file, path = mapping.groups()
-            inside = (file, int(end, 16) - int(start, 16)) if path.startswith(ARENA) else ("", 0)
-            amounts = {}
-        elif inside[0] and line.endswith(" kB"):
+def _mappings(smaps: str) -> Iterator[_Mapping]:
+    mapping: _Mapping | None = None
+    for line in smaps.splitlines():
+        if head := _MAPPING.match(line):
+            if mapping:
+                yield mapping
+            first, end, file, name = head.groups()
+            named = "" if file == _NO_FILE else f"{file} {name.removesuffix(' (deleted)')}"
+            mapping = _Mapping(int(first, 16), int(end, 16), named, name, {})
+        elif mapping and line.endswith(" kB"):
             name, amount, _ = line.split()
-            amounts[name.removesuffix(":")] = int(amount) * _KIB
-    return found
+            mapping.amounts[name.removesuffix(":")] = int(amount) * _KIB
+    if mapping:
+        yield mapping

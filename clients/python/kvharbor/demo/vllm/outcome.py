@@ -41,11 +41,10 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory as the kernel counts it: that of the two engines at the end, of the plain one, and of the pool's file."""
+    """That of the two engines at the end, of the plain one at its start, and what the pool's file takes in all."""
 
     engines: tuple[ProcessMemory, ...]
     plain: ProcessMemory
-    pool_bytes: int
     pool_allocated_bytes: int
 
 

@@ -27,7 +27,7 @@ class _Picture:
         self._lanes = {name: _TOP + _LANE * place for place, name in enumerate((FIRST, SECOND, "service"))}
 
     def document(self) -> str:
-        height = _TOP + 3 * _LANE + 176
+        height = _TOP + 3 * _LANE + 130
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
             'font-size="12" fill="#222222">',
@@ -40,7 +40,7 @@ class _Picture:
             *self._service(),
             *(part for one in self._run.answered for part in self._answer(one)),
             *self._cut_off(),
-            *self._memory(_TOP + 3 * _LANE + 64),
+            *self._memory(_TOP + 3 * _LANE + 30),
         ]
         return "\n".join([*parts, "</svg>\n"])
 
@@ -81,7 +81,9 @@ class _Picture:
         yield self._bar("service", moments.begun_s, self._end_s, _POOL)
         yield self._bar("service", moments.service_killed_s, moments.service_back_s, "#ffffff")
         away_ms = (moments.service_back_s - moments.service_killed_s) * 1000
-        yield from self._kill("service", moments.service_killed_s, f"kill -9, the next one serves after {away_ms:.0f} ms")
+        yield from self._kill(
+            "service", moments.service_killed_s, f"kill -9, the next one serves after {away_ms:.0f} ms"
+        )
 
     def _cut_off(self) -> Iterator[str]:
         moments = self._run.moments
@@ -95,8 +97,27 @@ class _Picture:
         yield _text(x + 10, y - 4, label)
 
     def _memory(self, top: float) -> Iterator[str]:
-        """The keys of the colours, and KV memory: once, where two plain engines would have it twice."""
-        return iter(())
+        """The keys of the colours, and KV memory: once, where two plain engines have it twice."""
+        keys = ((_COMPUTED, "until the first token"), (_DECODED, "answering"), (_LOADING, "loading"))
+        for place, (colour, text) in enumerate(keys):
+            left = _LEFT + 150 * place
+            yield f'<rect x="{left}" y="{top - 12}" width="14" height="14" fill="{colour}"/>'
+            yield _text(left + 20, top, text)
+        yield _text(_LEFT + 150 * len(keys), top, "numbers below: prompt tokens computed")
+        memory = self._run.memory
+        most = len(memory.engines) * memory.plain.kv_bytes
+        rows = (
+            ("KV memory of these two", [memory.pool_allocated_bytes], _POOL),
+            ("KV memory of two plain ones", [memory.plain.kv_bytes] * len(memory.engines), _COMPUTED),
+        )
+        for row, (text, pieces, colour) in enumerate(rows):
+            y, x = top + 28 + 30 * row, 220.0
+            yield _text(16, y + 14, text)
+            for piece in pieces:
+                width = piece / most * 480
+                yield f'<rect x="{x:.1f}" y="{y}" width="{width - 3:.1f}" height="18" fill="{colour}"/>'
+                x += width
+            yield _text(x + 6, y + 14, " + ".join(f"{piece / MIB:.0f} MiB" for piece in pieces))
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:

@@ -1,10 +1,8 @@
 """The scenes of the run, one after the other."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
 
-from kvharbor.demo.vllm.memory import allocated_bytes, process_memory
+from kvharbor.demo.vllm.memory import ProcessMemory, allocated_bytes, process_memory
 from kvharbor.demo.vllm.outcome import Answered, Memory, Moments, Run
 from kvharbor.demo.vllm.screen import Teller
 from kvharbor.demo.vllm.script import (
@@ -38,7 +36,7 @@ class Play:
 
     def run(self) -> Run:
         """Plays all scenes."""
-        plain = self._plain()
+        plain, plain_memory = self._plain()
         begun_s = time.monotonic()
         self._tell.scene("Two engines on one pool")
         self._answer(FIRST, COLD)
@@ -55,23 +53,23 @@ class Play:
             answered=tuple(self._answered),
             plain=tuple(plain),
             moments=Moments(begun_s, killed_s, back_s, service_killed_s, service_back_s),
-            memory=self._memory(),
+            memory=self._memory(plain_memory),
             restart_count=self._stage.harbor.server_info().restart_count,
             sessions_went_on=went_on,
         )
 
-    def _plain(self) -> list[Answered]:
+    def _plain(self) -> tuple[list[Answered], ProcessMemory]:
         """Has the plain engine answer everything, to compare with, and end."""
         self._tell.scene("Plain vLLM, without a prefix cache: what the answers shall be")
         plain = self._stage.plain
         for engine in (plain, *self._stage.engines.values()):
             engine.wait_ready()
+        memory = process_memory(plain.pid, plain.kv_ranges)
         answers = [*self._one_by_one({question: self._prompts.opening(question) for question in OPENINGS})]
         cold = plain.answered[COLD]
         answers += self._one_by_one({FOLLOW_UP: self._follow_up(cold)})
-        self._plain_memory = process_memory(plain.pid)
         plain.stop()
-        return answers
+        return answers, memory
 
     def _one_by_one(self, prompts: dict[str, list[int]]) -> list[Answered]:
         answers = []
@@ -93,7 +91,7 @@ class Play:
         killed_s = time.monotonic()
         self._stage.kill_service()
         service_killed_s = time.monotonic()
-        # Calls wait for the next process.
+        # The call waits for the next process.
         harbor.server_info()
         service_back_s = time.monotonic()
         self._finish(SECOND)
@@ -131,12 +129,8 @@ class Play:
     def _follow_up(self, before: Answered) -> list[int]:
         return self._prompts.following(before.prompt_ids, before.answer_ids, FOLLOW_UP)
 
-    def _memory(self) -> Memory:
-        engines = tuple(process_memory(engine.pid) for engine in self._stage.engines.values())
-        files = [engine.arena.file for engine in engines if engine.arena]
-        return Memory(
-            engines=engines,
-            plain=self._plain_memory,
-            pool_bytes=self._stage.pool().total_bytes,
-            pool_allocated_bytes=allocated_bytes(files[0], self._stage.service_pids) if files else 0,
-        )
+    def _memory(self, plain: ProcessMemory) -> Memory:
+        engines = tuple(process_memory(engine.pid, engine.kv_ranges) for engine in self._stage.engines.values())
+        files = sorted({file for engine in engines for file in engine.kv_files})
+        pids = self._stage.service_pids
+        return Memory(engines, plain, sum(allocated_bytes(file, pids) for file in files))

@@ -1,0 +1,1 @@
+"""Engines on one pool beside engines by themselves."""

@@ -29,10 +29,12 @@ def test_what_one_session_commits_another_acquires() -> None:
 
 
 def test_an_acquire_is_a_request_with_the_tokens_of_its_chain() -> None:
-    """Granted ones count in the statistics, refused ones as refusals."""
+    """Granted ones count in the statistics, refused ones as refusals; one that only asks is no request."""
     pool = new_pool(8)
     publish(pool, tokens(span(1, 8)), 2)
     acquire(pool, tokens(span(1, 12)), session=2)
+    assert pool.stats().counters.allocate_count == 0
+    acquire(pool, tokens(span(1, 12)), 3, session=2)
     with pytest.raises(PoolExhausted):
         acquire(pool, tokens(span(21, 24)), 7, session=2)
     counters = pool.stats().counters

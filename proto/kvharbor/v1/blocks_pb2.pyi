@@ -88,7 +88,8 @@ class BlockChain(google.protobuf.message.Message):
     """
     computes: builtins.bool
     """The caller computes and commits what is missing: others are told that it is
-    pending, until it is committed or nothing has been for 2 s.
+    pending, until it is committed or nothing has been for 2 s. A chain that
+    neither computes nor leases only asks: it is no request in Stats.
     """
     @property
     def namespace(self) -> kvharbor.v1.types_pb2.NamespaceKey:

@@ -51,6 +51,7 @@ const std::unordered_map<std::string, Maker>& makers() {
       entry<DeviceNotVisible>(),
       entry<MpsClientRefused>(),
       entry<UpgradeFailed>(),
+      entry<BlockNotHeld>(),
       entry<DescriptorsExhausted>(),
       entry<ArenaUnfit>(),
       entry<BuiltWithoutCuda>(),

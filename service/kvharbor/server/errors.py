@@ -147,10 +147,10 @@ class PoolInUse(ServerError):
         self.sequence_count = sequence_count
         self.pin_count = pin_count
         self.held_block_count = held_block_count
+        itself = f", and the session itself holds {_counted(held_block_count, 'block')}" if held_block_count else ""
         super().__init__(
             f"the pool is in use by {_counted(session_count, 'other session')}, "
-            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}, and the session itself "
-            f"holds {_counted(held_block_count, 'block')}: "
+            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}{itself}: "
             f"end them first{', pins with `kvharbor unwarm`' if pin_count else ''}"
         )
 

@@ -161,6 +161,8 @@ KVHARBOR_ERROR(DeviceNotVisible, StateRefused, "DEVICE_NOT_VISIBLE");
 KVHARBOR_ERROR(MpsClientRefused, StateRefused, "MPS_CLIENT_REFUSED");
 /// The process that was to take over from the service's does not start; `metadata` has the cause.
 KVHARBOR_ERROR(UpgradeFailed, StateRefused, "UPGRADE_FAILED");
+/// The session does not hold the block by itself, or not in the state that the call needs.
+KVHARBOR_ERROR(BlockNotHeld, StateRefused, "BLOCK_NOT_HELD");
 /// A received descriptor would be a SIGBUS or SIGSEGV later, so it is not mapped.
 KVHARBOR_ERROR(ArenaUnfit, StateRefused, "ARENA_UNFIT");
 /// The pool lies on a device, and this library was built where CMake found no CUDA toolkit.

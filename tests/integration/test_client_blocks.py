@@ -229,8 +229,8 @@ def test_growth_is_refused_when_there_is_nothing(harbors: list[Harbor]) -> None:
     got = until(waiting.grant.poll)
     assert got is not None
     assert len(got.leased) == 2
-    other.blocks.flush()
-    assert {*other.own_blocks.all()} == {*got.leased}
+    # Where the release was faster than the cancel, what comes of it goes back by itself.
+    until(lambda: {*other.own_blocks.all()} == {*got.leased})
     assert classes(one)[:2] == (2, 6)
 
 

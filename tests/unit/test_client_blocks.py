@@ -504,6 +504,7 @@ def test_a_new_epoch_voids_everything(service: FakeService) -> None:
         (waiting,) = pool.blocks.acquire([chain(0, 1)], wait_s=5)
         assert waiting.grant is not None
         service.kill()
+        until(lambda: not pool.link.standing.settled(even_away=False))
         pool.blocks.release(leased[:1])
         served = len(service.blocks.requests)
         service.blocks.free_count = 9

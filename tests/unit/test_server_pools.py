@@ -48,7 +48,9 @@ def test_memory_of_a_dropped_pool_that_stays_ends_the_process(
         assert [str(failure) for failure in crashes] == ["as the test wants it"]
         assert pools.all() == []
         if broken == (HostPart, "_let_go"):
-            await served.memory.close()  # this process goes on, and other tests look at its descriptors
+            # This process goes on, and other tests look at its descriptors.
+            await served.memory.close()
+            served.page.close()
         await pools.close(Draining())
 
     asyncio.run(scenario())

@@ -189,3 +189,17 @@ def test_what_is_invalidated_is_leased_again(stream: RawStream, pool_id: str) ->
     again = stream.ask(invalidate_blocks=blocks_pb2.InvalidateBlocksRequest(pool_id=pool_id, blocks=first(room.leased)))
     assert again.statuses[0].reason == errors_pb2.ERROR_REASON_BLOCK_NOT_HELD
     assert stream.ask(release_blocks=releasing(pool_id, answer.leased)).released_block_count == 2
+
+
+def test_a_token_of_nobody_opens_no_stream(harbor: str) -> None:
+    """As that of an earlier epoch: nothing that is still under way then takes effect in the new one."""
+    with RawCaller(harbor) as caller:
+        pool_id = caller.open_pool(SHARED)
+        own, caller.metadata = caller.metadata, (("kvharbor-session", "of an earlier epoch"),)
+        with RawStream(caller) as stream:
+            stream.send(lease=leasing(pool_id, 1))
+            failure = stream.ended()
+        caller.metadata = own
+        assert failure is not None
+        assert Refused(failure).reason == "SESSION_UNKNOWN"
+        assert caller.stats(pool_id).reserved_block_count == 0

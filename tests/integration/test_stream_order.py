@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvharbor.v1 import blocks_pb2, errors_pb2, pool_service_pb2
+from kvharbor.v1 import blocks_pb2, errors_pb2, pool_service_pb2, types_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import stream_service_pb2 as pb
 from raw_caller import RawCaller, Refused, tokens
@@ -203,3 +203,13 @@ def test_a_token_of_nobody_opens_no_stream(harbor: str) -> None:
         assert failure is not None
         assert Refused(failure).reason == "SESSION_UNKNOWN"
         assert caller.stats(pool_id).reserved_block_count == 0
+
+
+def test_what_an_acquire_could_hold_is_bounded_without_a_lease_too(stream: RawStream, pool_id: str) -> None:
+    """Its reply has to fit in a message: contents count where no table is asked for."""
+    opaque = types_pb2.NamespaceKey(scheme="test")
+    known = blocks_pb2.BlockChain(namespace=opaque, keys=bytes(32) * 2**18)
+    acquire = blocks_pb2.AcquireRequest(pool_id=pool_id, chains=[known, chain(1, table_block_count=2**18 + 1)])
+    refused = stream.ask(acquire=acquire)
+    assert refused.reason == errors_pb2.ERROR_REASON_INVALID_FIELD
+    assert refused.metadata["field"] == "chains"

@@ -78,6 +78,7 @@ class BlockChain(google.protobuf.message.Message):
     EXTRA_KEYS_FIELD_NUMBER: builtins.int
     TABLE_BLOCK_COUNT_FIELD_NUMBER: builtins.int
     COMPUTES_FIELD_NUMBER: builtins.int
+    USES_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """32 bytes a block, where the namespace has a scheme."""
     token_ids: builtins.bytes
@@ -88,8 +89,13 @@ class BlockChain(google.protobuf.message.Message):
     """
     computes: builtins.bool
     """The caller computes and commits what is missing: others are told that it is
-    pending, until it is committed or nothing has been for 2 s. A chain that
-    neither computes nor leases only asks: it is no request in Stats.
+    pending, until it is committed or nothing has been for 2 s (see
+    ComputingRequest). Not so where `pending` tells the caller of another that
+    does: it may wait for that, and asks anew when it computes it after all.
+    """
+    uses: builtins.bool
+    """The caller uses what is held for a request. A chain that neither uses, nor
+    computes, nor leases only asks: it is no request in Stats.
     """
     @property
     def namespace(self) -> kvharbor.v1.types_pb2.NamespaceKey:
@@ -108,9 +114,10 @@ class BlockChain(google.protobuf.message.Message):
         extra_keys: collections.abc.Iterable[kvharbor.v1.types_pb2.ExtraKey] | None = ...,
         table_block_count: builtins.int = ...,
         computes: builtins.bool = ...,
+        uses: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["namespace", b"namespace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computes", b"computes", "extra_keys", b"extra_keys", "keys", b"keys", "namespace", b"namespace", "table_block_count", b"table_block_count", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computes", b"computes", "extra_keys", b"extra_keys", "keys", b"keys", "namespace", b"namespace", "table_block_count", b"table_block_count", "token_ids", b"token_ids", "uses", b"uses"]) -> None: ...
 
 Global___BlockChain: typing_extensions.TypeAlias = BlockChain
 
@@ -593,6 +600,41 @@ class BumpNamespaceResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["version", b"version"]) -> None: ...
 
 Global___BumpNamespaceResponse: typing_extensions.TypeAlias = BumpNamespaceResponse
+
+@typing.final
+class ComputingRequest(google.protobuf.message.Message):
+    """Says that the session is at work, in a step that lasts: for each block that it
+    has said to compute, in this pool, it counts as if something of it had just
+    been committed, but not for longer than 60 s after something was. To be sent
+    about every 0.5 s, from 0.5 s after the beginning of a step to its end, by one
+    that computes and not by one that waits.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool."""
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool_id", b"pool_id"]) -> None: ...
+
+Global___ComputingRequest: typing_extensions.TypeAlias = ComputingRequest
+
+@typing.final
+class ComputingResponse(google.protobuf.message.Message):
+    """It has been heard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ComputingResponse: typing_extensions.TypeAlias = ComputingResponse
 
 @typing.final
 class Recall(google.protobuf.message.Message):

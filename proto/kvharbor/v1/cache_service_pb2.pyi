@@ -132,6 +132,34 @@ remembered.
 """
 Global___MissKind: typing_extensions.TypeAlias = MissKind
 
+class _EngineGroup:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EngineGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EngineGroup.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ENGINE_GROUP_UNSPECIFIED: _EngineGroup.ValueType  # 0
+    """None: one engine."""
+    ENGINE_GROUP_OTHERS: _EngineGroup.ValueType  # 1
+    """Those that there is no room to tell apart."""
+    ENGINE_GROUP_EARLIER_PROCESS: _EngineGroup.ValueType  # 2
+    """Those that have published with an earlier process of the service: they are
+    not known.
+    """
+
+class EngineGroup(_EngineGroup, metaclass=_EngineGroupEnumTypeWrapper):
+    """Engines that are told together. May grow."""
+
+ENGINE_GROUP_UNSPECIFIED: EngineGroup.ValueType  # 0
+"""None: one engine."""
+ENGINE_GROUP_OTHERS: EngineGroup.ValueType  # 1
+"""Those that there is no room to tell apart."""
+ENGINE_GROUP_EARLIER_PROCESS: EngineGroup.ValueType  # 2
+"""Those that have published with an earlier process of the service: they are
+not known.
+"""
+Global___EngineGroup: typing_extensions.TypeAlias = EngineGroup
+
 @typing.final
 class AllocateRequest(google.protobuf.message.Message):
     """A prompt and what it needs."""
@@ -180,8 +208,8 @@ class AllocateRequest(google.protobuf.message.Message):
         """How long to wait, holding nothing, for blocks of the prompt that another
         session is computing, so that they need not be computed twice. Unset: not
         at all. The wait ends when the blocks are committed; when their writer is
-        gone or has committed nothing for 2 s, and the caller is the first to take
-        over; or when this time is over. Then the call goes on with what is there:
+        gone or has been idle for 2 s (see Pending), and the caller is the first to
+        take over; or when this time is over. Then the call goes on with what is there:
         running out of this time is no error. Nobody waits for a block that his own
         session is computing. The two waits add up: time spent for one does not
         count for the other.
@@ -308,7 +336,9 @@ class Pending(google.protobuf.message.Message):
     """The session, as in ListSessions. Empty: the sequence is handed off."""
     @property
     def idle(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it has committed nothing. From 2 s on nobody waits for it."""
+        """How long it has committed nothing, nor its session said that it is at work
+        on it (ComputingRequest). From 2 s on nobody waits for it.
+        """
 
     def __init__(
         self,
@@ -1464,6 +1494,7 @@ class PoolStats(google.protobuf.message.Message):
     WARM_TASK_FILLING_COUNT_FIELD_NUMBER: builtins.int
     PENDING_WAITING_COUNT_FIELD_NUMBER: builtins.int
     TRAFFIC_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """The pool."""
     name: builtins.str
@@ -1524,6 +1555,13 @@ class PoolStats(google.protobuf.message.Message):
     def traffic(self) -> Global___TrafficStats:
         """How blocks are used, since the service's process began."""
 
+    @property
+    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineStats]:
+        """Who computes here, and what each reuses from whom, since the service's
+        process began: engines in order of name, version and instance, then groups.
+        Those without a session and without any figure are left out.
+        """
+
     def __init__(
         self,
         *,
@@ -1554,11 +1592,94 @@ class PoolStats(google.protobuf.message.Message):
         warm_task_filling_count: builtins.int = ...,
         pending_waiting_count: builtins.int = ...,
         traffic: Global___TrafficStats | None = ...,
+        engines: collections.abc.Iterable[Global___EngineStats] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "traffic", b"traffic"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "free_block_count", b"free_block_count", "name", b"name", "pending_waiting_count", b"pending_waiting_count", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenant", b"tenant", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "traffic", b"traffic", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "engines", b"engines", "free_block_count", b"free_block_count", "name", b"name", "pending_waiting_count", b"pending_waiting_count", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenant", b"tenant", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "traffic", b"traffic", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
 
 Global___PoolStats: typing_extensions.TypeAlias = PoolStats
+
+@typing.final
+class EngineStats(google.protobuf.message.Message):
+    """One engine's part in a pool, or a group's. Engines with equal name, version
+    and instance are one, whose sessions may have ended. A pool tells about 64
+    engines apart: for one more, the one without sessions whose last session
+    began the longest ago is told with all of its name and version (the instance
+    is empty then), and when there is none left, under OTHERS.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    SESSION_COUNT_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    REUSED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    REUSES_FIELD_NUMBER: builtins.int
+    HELD_BLOCK_COUNT_FIELD_NUMBER: builtins.int
+    COMMITTED_BLOCK_COUNT_FIELD_NUMBER: builtins.int
+    group: Global___EngineGroup.ValueType
+    """Which group."""
+    session_count: builtins.int
+    """Its sessions that have the pool open."""
+    prompt_token_count: builtins.int
+    """Prompt tokens of its granted requests. Over all engines: those of counters."""
+    reused_token_count: builtins.int
+    """Of those, reused. Over all engines: those of counters."""
+    held_block_count: builtins.int
+    """Blocks in its sequences, and those that its sessions hold by themselves; one
+    that is held twice counts twice.
+    """
+    committed_block_count: builtins.int
+    """Blocks in the index that it has published. Over all engines: those of
+    tenants.
+    """
+    @property
+    def engine(self) -> kvharbor.v1.types_pb2.Engine:
+        """What it is; empty for a group."""
+
+    @property
+    def reuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineReuse]:
+        """The reused ones by who has published them, itself included; their sum."""
+
+    def __init__(
+        self,
+        *,
+        engine: kvharbor.v1.types_pb2.Engine | None = ...,
+        group: Global___EngineGroup.ValueType = ...,
+        session_count: builtins.int = ...,
+        prompt_token_count: builtins.int = ...,
+        reused_token_count: builtins.int = ...,
+        reuses: collections.abc.Iterable[Global___EngineReuse] | None = ...,
+        held_block_count: builtins.int = ...,
+        committed_block_count: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_block_count", b"committed_block_count", "engine", b"engine", "group", b"group", "held_block_count", b"held_block_count", "prompt_token_count", b"prompt_token_count", "reused_token_count", b"reused_token_count", "reuses", b"reuses", "session_count", b"session_count"]) -> None: ...
+
+Global___EngineStats: typing_extensions.TypeAlias = EngineStats
+
+@typing.final
+class EngineReuse(google.protobuf.message.Message):
+    """What an engine has reused of another's."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_INDEX_FIELD_NUMBER: builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    engine_index: builtins.int
+    """The other one: its place in PoolStats.engines, from 0."""
+    token_count: builtins.int
+    """Tokens."""
+    def __init__(
+        self,
+        *,
+        engine_index: builtins.int = ...,
+        token_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_index", b"engine_index", "token_count", b"token_count"]) -> None: ...
+
+Global___EngineReuse: typing_extensions.TypeAlias = EngineReuse
 
 @typing.final
 class TrafficStats(google.protobuf.message.Message):
@@ -1689,7 +1810,7 @@ class PoolCounters(google.protobuf.message.Message):
     """Times that an Allocate began to wait for what another session computes."""
     takeover_count: builtins.int
     """Of these waits, those that ended with the caller taking over, as the writer
-    was gone or had committed nothing for 2 s.
+    was gone or had been idle for 2 s.
     """
     def __init__(
         self,

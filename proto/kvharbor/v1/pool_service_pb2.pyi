@@ -443,6 +443,7 @@ class SessionInfo(google.protobuf.message.Message):
     AGE_FIELD_NUMBER: builtins.int
     MEMBERS_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """From Welcome."""
     tenant: builtins.str
@@ -467,6 +468,10 @@ class SessionInfo(google.protobuf.message.Message):
     def holdings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SessionHolding]:
         """What it has in each pool that it has open."""
 
+    @property
+    def engine(self) -> kvharbor.v1.types_pb2.Engine:
+        """What computes in it, by its Hello."""
+
     def __init__(
         self,
         *,
@@ -479,9 +484,10 @@ class SessionInfo(google.protobuf.message.Message):
         age: google.protobuf.duration_pb2.Duration | None = ...,
         members: collections.abc.Iterable[Global___SessionMember] | None = ...,
         holdings: collections.abc.Iterable[Global___SessionHolding] | None = ...,
+        engine: kvharbor.v1.types_pb2.Engine | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["age", b"age"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["age", b"age", "cause", b"cause", "client_name", b"client_name", "client_version", b"client_version", "holdings", b"holdings", "members", b"members", "session_id", b"session_id", "state", b"state", "tenant", b"tenant"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["age", b"age", "engine", b"engine"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["age", b"age", "cause", b"cause", "client_name", b"client_name", "client_version", b"client_version", "engine", b"engine", "holdings", b"holdings", "members", b"members", "session_id", b"session_id", "state", b"state", "tenant", b"tenant"]) -> None: ...
 
 Global___SessionInfo: typing_extensions.TypeAlias = SessionInfo
 

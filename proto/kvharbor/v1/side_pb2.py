@@ -26,7 +26,7 @@ from kvharbor.v1 import errors_pb2 as kvharbor_dot_v1_dot_errors__pb2
 from kvharbor.v1 import types_pb2 as kvharbor_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvharbor/v1/side.proto\x12\x0bkvharbor.v1\x1a\x18kvharbor/v1/errors.proto\x1a\x17kvharbor/v1/types.proto\"\x98\x01\n\x0bSideRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.kvharbor.v1.HelloH\x00\x12%\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x13.kvharbor.v1.AttachH\x00\x12\x32\n\rattach_status\x18\x03 \x01(\x0b\x32\x19.kvharbor.v1.AttachStatusH\x00\x42\t\n\x07request\"\x8c\x02\n\x0cSideResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.kvharbor.v1.WelcomeH\x00\x12)\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x15.kvharbor.v1.AttachedH\x00\x12\'\n\x07refused\x18\x03 \x01(\x0b\x32\x14.kvharbor.v1.RefusedH\x00\x12;\n\x12warm_tasks_pending\x18\x04 \x01(\x0b\x32\x1d.kvharbor.v1.WarmTasksPendingH\x00\x12\x36\n\x0fstatus_attached\x18\x05 \x01(\x0b\x32\x1b.kvharbor.v1.StatusAttachedH\x00\x42\n\n\x08response\"\xac\x01\n\x05Hello\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x14\n\x0c\x61pi_versions\x18\x03 \x03(\t\x12\x1a\n\x12\x61\x63\x63\x65pts_warm_tasks\x18\x04 \x01(\x08\x12\x1f\n\x04join\x18\x05 \x01(\x0b\x32\x11.kvharbor.v1.Join\x12#\n\x06resume\x18\x06 \x01(\x0b\x32\x13.kvharbor.v1.Resume\"O\n\x04Join\x12\x12\n\njoin_token\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12%\n\x04mode\x18\x03 \x01(\x0e\x32\x17.kvharbor.v1.MemberMode\"&\n\x06Resume\x12\r\n\x05token\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"\xc3\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rsession_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x05 \x01(\t\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\x12\n\njoin_token\x18\x07 \x01(\t\x12\x14\n\x0cmember_token\x18\x08 \x01(\t\x12\x17\n\x0fopened_pool_ids\x18\t \x03(\t\"U\n\x06\x41ttach\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12,\n\x0b\x64\x65vice_view\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.DeviceView\"9\n\nDeviceView\x12\x17\n\x0fvisible_devices\x18\x01 \x03(\t\x12\x12\n\nmps_client\x18\x02 \x01(\x08\"u\n\x08\x41ttached\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x30\n\rdevice_memory\x18\x03 \x01(\x0b\x32\x19.kvharbor.v1.DeviceMemory\"s\n\x0c\x44\x65viceMemory\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x12\n\nipc_handle\x18\x02 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x14\n\x0c\x65xporter_pid\x18\x04 \x01(\x05\x12\x13\n\x0b\x63hunk_bytes\x18\x05 \x03(\x03\"\x1f\n\x0c\x41ttachStatus\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"!\n\x0eStatusAttached\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"#\n\x10WarmTasksPending\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"\xab\x01\n\x07Refused\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.kvharbor.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x34\n\x08metadata\x18\x03 \x03(\x0b\x32\".kvharbor.v1.Refused.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*`\n\nMemberMode\x12\x1b\n\x17MEMBER_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MEMBER_MODE_READ_WRITE\x10\x01\x12\x19\n\x15MEMBER_MODE_READ_ONLY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvharbor/v1/side.proto\x12\x0bkvharbor.v1\x1a\x18kvharbor/v1/errors.proto\x1a\x17kvharbor/v1/types.proto\"\x98\x01\n\x0bSideRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.kvharbor.v1.HelloH\x00\x12%\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x13.kvharbor.v1.AttachH\x00\x12\x32\n\rattach_status\x18\x03 \x01(\x0b\x32\x19.kvharbor.v1.AttachStatusH\x00\x42\t\n\x07request\"\x8c\x02\n\x0cSideResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.kvharbor.v1.WelcomeH\x00\x12)\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x15.kvharbor.v1.AttachedH\x00\x12\'\n\x07refused\x18\x03 \x01(\x0b\x32\x14.kvharbor.v1.RefusedH\x00\x12;\n\x12warm_tasks_pending\x18\x04 \x01(\x0b\x32\x1d.kvharbor.v1.WarmTasksPendingH\x00\x12\x36\n\x0fstatus_attached\x18\x05 \x01(\x0b\x32\x1b.kvharbor.v1.StatusAttachedH\x00\x42\n\n\x08response\"\xd1\x01\n\x05Hello\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x14\n\x0c\x61pi_versions\x18\x03 \x03(\t\x12\x1a\n\x12\x61\x63\x63\x65pts_warm_tasks\x18\x04 \x01(\x08\x12\x1f\n\x04join\x18\x05 \x01(\x0b\x32\x11.kvharbor.v1.Join\x12#\n\x06resume\x18\x06 \x01(\x0b\x32\x13.kvharbor.v1.Resume\x12#\n\x06\x65ngine\x18\x07 \x01(\x0b\x32\x13.kvharbor.v1.Engine\"O\n\x04Join\x12\x12\n\njoin_token\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12%\n\x04mode\x18\x03 \x01(\x0e\x32\x17.kvharbor.v1.MemberMode\"&\n\x06Resume\x12\r\n\x05token\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"\xc3\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rsession_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x05 \x01(\t\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\x12\n\njoin_token\x18\x07 \x01(\t\x12\x14\n\x0cmember_token\x18\x08 \x01(\t\x12\x17\n\x0fopened_pool_ids\x18\t \x03(\t\"U\n\x06\x41ttach\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12,\n\x0b\x64\x65vice_view\x18\x03 \x01(\x0b\x32\x17.kvharbor.v1.DeviceView\"9\n\nDeviceView\x12\x17\n\x0fvisible_devices\x18\x01 \x03(\t\x12\x12\n\nmps_client\x18\x02 \x01(\x08\"u\n\x08\x41ttached\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x30\n\rdevice_memory\x18\x03 \x01(\x0b\x32\x19.kvharbor.v1.DeviceMemory\"s\n\x0c\x44\x65viceMemory\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x12\n\nipc_handle\x18\x02 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x14\n\x0c\x65xporter_pid\x18\x04 \x01(\x05\x12\x13\n\x0b\x63hunk_bytes\x18\x05 \x03(\x03\"\x1f\n\x0c\x41ttachStatus\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"!\n\x0eStatusAttached\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"#\n\x10WarmTasksPending\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"\xab\x01\n\x07Refused\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.kvharbor.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x34\n\x08metadata\x18\x03 \x03(\x0b\x32\".kvharbor.v1.Refused.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*`\n\nMemberMode\x12\x1b\n\x17MEMBER_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MEMBER_MODE_READ_WRITE\x10\x01\x12\x19\n\x15MEMBER_MODE_READ_ONLY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,36 +35,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REFUSED_METADATAENTRY']._loaded_options = None
   _globals['_REFUSED_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_MEMBERMODE']._serialized_start=1671
-  _globals['_MEMBERMODE']._serialized_end=1767
+  _globals['_MEMBERMODE']._serialized_start=1708
+  _globals['_MEMBERMODE']._serialized_end=1804
   _globals['_SIDEREQUEST']._serialized_start=91
   _globals['_SIDEREQUEST']._serialized_end=243
   _globals['_SIDERESPONSE']._serialized_start=246
   _globals['_SIDERESPONSE']._serialized_end=514
   _globals['_HELLO']._serialized_start=517
-  _globals['_HELLO']._serialized_end=689
-  _globals['_JOIN']._serialized_start=691
-  _globals['_JOIN']._serialized_end=770
-  _globals['_RESUME']._serialized_start=772
-  _globals['_RESUME']._serialized_end=810
-  _globals['_WELCOME']._serialized_start=813
-  _globals['_WELCOME']._serialized_end=1008
-  _globals['_ATTACH']._serialized_start=1010
-  _globals['_ATTACH']._serialized_end=1095
-  _globals['_DEVICEVIEW']._serialized_start=1097
-  _globals['_DEVICEVIEW']._serialized_end=1154
-  _globals['_ATTACHED']._serialized_start=1156
-  _globals['_ATTACHED']._serialized_end=1273
-  _globals['_DEVICEMEMORY']._serialized_start=1275
-  _globals['_DEVICEMEMORY']._serialized_end=1390
-  _globals['_ATTACHSTATUS']._serialized_start=1392
-  _globals['_ATTACHSTATUS']._serialized_end=1423
-  _globals['_STATUSATTACHED']._serialized_start=1425
-  _globals['_STATUSATTACHED']._serialized_end=1458
-  _globals['_WARMTASKSPENDING']._serialized_start=1460
-  _globals['_WARMTASKSPENDING']._serialized_end=1495
-  _globals['_REFUSED']._serialized_start=1498
-  _globals['_REFUSED']._serialized_end=1669
-  _globals['_REFUSED_METADATAENTRY']._serialized_start=1622
-  _globals['_REFUSED_METADATAENTRY']._serialized_end=1669
+  _globals['_HELLO']._serialized_end=726
+  _globals['_JOIN']._serialized_start=728
+  _globals['_JOIN']._serialized_end=807
+  _globals['_RESUME']._serialized_start=809
+  _globals['_RESUME']._serialized_end=847
+  _globals['_WELCOME']._serialized_start=850
+  _globals['_WELCOME']._serialized_end=1045
+  _globals['_ATTACH']._serialized_start=1047
+  _globals['_ATTACH']._serialized_end=1132
+  _globals['_DEVICEVIEW']._serialized_start=1134
+  _globals['_DEVICEVIEW']._serialized_end=1191
+  _globals['_ATTACHED']._serialized_start=1193
+  _globals['_ATTACHED']._serialized_end=1310
+  _globals['_DEVICEMEMORY']._serialized_start=1312
+  _globals['_DEVICEMEMORY']._serialized_end=1427
+  _globals['_ATTACHSTATUS']._serialized_start=1429
+  _globals['_ATTACHSTATUS']._serialized_end=1460
+  _globals['_STATUSATTACHED']._serialized_start=1462
+  _globals['_STATUSATTACHED']._serialized_end=1495
+  _globals['_WARMTASKSPENDING']._serialized_start=1497
+  _globals['_WARMTASKSPENDING']._serialized_end=1532
+  _globals['_REFUSED']._serialized_start=1535
+  _globals['_REFUSED']._serialized_end=1706
+  _globals['_REFUSED_METADATAENTRY']._serialized_start=1659
+  _globals['_REFUSED_METADATAENTRY']._serialized_end=1706
 # @@protoc_insertion_point(module_scope)

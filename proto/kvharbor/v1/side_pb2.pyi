@@ -155,6 +155,7 @@ class Hello(google.protobuf.message.Message):
     ACCEPTS_WARM_TASKS_FIELD_NUMBER: builtins.int
     JOIN_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
     client_name: builtins.str
     """For people: who this is, e.g. "vllm-0". At most 128 bytes."""
     client_version: builtins.str
@@ -177,6 +178,13 @@ class Hello(google.protobuf.message.Message):
     def resume(self) -> Global___Resume:
         """Goes on with a session after the service's process was replaced."""
 
+    @property
+    def engine(self) -> kvharbor.v1.types_pb2.Engine:
+        """What computes here, for a new session. Without a name: name and version are
+        those of client_version, where a "/" parts them. Without an instance:
+        client_name, else the leader's pid. Errors: INVALID_FIELD.
+        """
+
     def __init__(
         self,
         *,
@@ -186,9 +194,10 @@ class Hello(google.protobuf.message.Message):
         accepts_warm_tasks: builtins.bool = ...,
         join: Global___Join | None = ...,
         resume: Global___Resume | None = ...,
+        engine: kvharbor.v1.types_pb2.Engine | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["join", b"join", "resume", b"resume"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepts_warm_tasks", b"accepts_warm_tasks", "api_versions", b"api_versions", "client_name", b"client_name", "client_version", b"client_version", "join", b"join", "resume", b"resume"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["engine", b"engine", "join", b"join", "resume", b"resume"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepts_warm_tasks", b"accepts_warm_tasks", "api_versions", b"api_versions", "client_name", b"client_name", "client_version", b"client_version", "engine", b"engine", "join", b"join", "resume", b"resume"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 

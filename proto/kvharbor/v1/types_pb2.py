@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvharbor.v1 import errors_pb2 as kvharbor_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvharbor/v1/types.proto\x12\x0bkvharbor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvharbor/v1/errors.proto\"\xa0\x01\n\x05Plane\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0blayer_count\x18\x02 \x01(\x05\x12(\n\tdata_type\x18\x03 \x01(\x0e\x32\x15.kvharbor.v1.DataType\x12\x12\n\npage_bytes\x18\x04 \x01(\x03\x12\x10\n\x08interior\x18\x05 \x01(\t\x12\x12\n\nhead_count\x18\x06 \x01(\x05\x12\x10\n\x08head_dim\x18\x07 \x01(\x05\"\xa7\x01\n\x06Layout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07tp_size\x18\x02 \x01(\x05\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\x05\x12\x1b\n\x13scratch_block_count\x18\x04 \x01(\x05\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.kvharbor.v1.BlockOrder\x12\"\n\x06planes\x18\x06 \x03(\x0b\x32\x12.kvharbor.v1.Plane\"g\n\tPlaneSpan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x1a\n\x12layer_stride_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12\x62lock_stride_bytes\x18\x04 \x01(\x03\"\x1a\n\x08PoolPart\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\"\xfd\x01\n\x0ePoolDescriptor\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x12\n\narena_kind\x18\x04 \x01(\t\x12#\n\x06layout\x18\x05 \x01(\x0b\x32\x13.kvharbor.v1.Layout\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x03\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\x12%\n\x05spans\x18\x08 \x03(\x0b\x32\x16.kvharbor.v1.PlaneSpan\x12$\n\x05parts\x18\t \x03(\x0b\x32\x15.kvharbor.v1.PoolPart\x12\x0e\n\x06tenant\x18\n \x01(\t\"N\n\x0cNamespaceKey\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0e\n\x06scheme\x18\x04 \x01(\t\"/\n\x08\x45xtraKey\x12\x14\n\x0ctoken_offset\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x0c\"4\n\nBlockTable\x12\x11\n\tblock_ids\x18\x01 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x02 \x01(\x0c\"\xc8\x01\n\x08Sequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12&\n\x05table\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\x15\n\rcached_tokens\x18\x03 \x01(\x03\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x03\x12\x13\n\x0btoken_count\x18\x05 \x01(\x03\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x06 \x01(\x03\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\r\n\x05group\x18\x08 \x01(\t\"\xef\x01\n\nItemStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvharbor.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x37\n\x08metadata\x18\x04 \x03(\x0b\x32%.kvharbor.v1.ItemStatus.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb6\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E4M3\x10\x04\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E5M2\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x06*c\n\nBlockOrder\x12\x1b\n\x17\x42LOCK_ORDER_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42LOCK_ORDER_LAYER_MAJOR\x10\x01\x12\x1b\n\x17\x42LOCK_ORDER_BLOCK_MAJOR\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvharbor/v1/types.proto\x12\x0bkvharbor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvharbor/v1/errors.proto\"\xa0\x01\n\x05Plane\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0blayer_count\x18\x02 \x01(\x05\x12(\n\tdata_type\x18\x03 \x01(\x0e\x32\x15.kvharbor.v1.DataType\x12\x12\n\npage_bytes\x18\x04 \x01(\x03\x12\x10\n\x08interior\x18\x05 \x01(\t\x12\x12\n\nhead_count\x18\x06 \x01(\x05\x12\x10\n\x08head_dim\x18\x07 \x01(\x05\"\xa7\x01\n\x06Layout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07tp_size\x18\x02 \x01(\x05\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\x05\x12\x1b\n\x13scratch_block_count\x18\x04 \x01(\x05\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.kvharbor.v1.BlockOrder\x12\"\n\x06planes\x18\x06 \x03(\x0b\x32\x12.kvharbor.v1.Plane\"9\n\x06\x45ngine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\"g\n\tPlaneSpan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x1a\n\x12layer_stride_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12\x62lock_stride_bytes\x18\x04 \x01(\x03\"\x1a\n\x08PoolPart\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\"\xfd\x01\n\x0ePoolDescriptor\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x12\n\narena_kind\x18\x04 \x01(\t\x12#\n\x06layout\x18\x05 \x01(\x0b\x32\x13.kvharbor.v1.Layout\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x03\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\x12%\n\x05spans\x18\x08 \x03(\x0b\x32\x16.kvharbor.v1.PlaneSpan\x12$\n\x05parts\x18\t \x03(\x0b\x32\x15.kvharbor.v1.PoolPart\x12\x0e\n\x06tenant\x18\n \x01(\t\"N\n\x0cNamespaceKey\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0e\n\x06scheme\x18\x04 \x01(\t\"/\n\x08\x45xtraKey\x12\x14\n\x0ctoken_offset\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x0c\"4\n\nBlockTable\x12\x11\n\tblock_ids\x18\x01 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x02 \x01(\x0c\"\xc8\x01\n\x08Sequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12&\n\x05table\x18\x02 \x01(\x0b\x32\x17.kvharbor.v1.BlockTable\x12\x15\n\rcached_tokens\x18\x03 \x01(\x03\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x03\x12\x13\n\x0btoken_count\x18\x05 \x01(\x03\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x06 \x01(\x03\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\r\n\x05group\x18\x08 \x01(\t\"\xef\x01\n\nItemStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvharbor.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x37\n\x08metadata\x18\x04 \x03(\x0b\x32%.kvharbor.v1.ItemStatus.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb6\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E4M3\x10\x04\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E5M2\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x06*c\n\nBlockOrder\x12\x1b\n\x17\x42LOCK_ORDER_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42LOCK_ORDER_LAYER_MAJOR\x10\x01\x12\x1b\n\x17\x42LOCK_ORDER_BLOCK_MAJOR\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ITEMSTATUS_METADATAENTRY']._loaded_options = None
   _globals['_ITEMSTATUS_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_DATATYPE']._serialized_start=1449
-  _globals['_DATATYPE']._serialized_end=1631
-  _globals['_BLOCKORDER']._serialized_start=1633
-  _globals['_BLOCKORDER']._serialized_end=1732
+  _globals['_DATATYPE']._serialized_start=1508
+  _globals['_DATATYPE']._serialized_end=1690
+  _globals['_BLOCKORDER']._serialized_start=1692
+  _globals['_BLOCKORDER']._serialized_end=1791
   _globals['_PLANE']._serialized_start=99
   _globals['_PLANE']._serialized_end=259
   _globals['_LAYOUT']._serialized_start=262
   _globals['_LAYOUT']._serialized_end=429
-  _globals['_PLANESPAN']._serialized_start=431
-  _globals['_PLANESPAN']._serialized_end=534
-  _globals['_POOLPART']._serialized_start=536
-  _globals['_POOLPART']._serialized_end=562
-  _globals['_POOLDESCRIPTOR']._serialized_start=565
-  _globals['_POOLDESCRIPTOR']._serialized_end=818
-  _globals['_NAMESPACEKEY']._serialized_start=820
-  _globals['_NAMESPACEKEY']._serialized_end=898
-  _globals['_EXTRAKEY']._serialized_start=900
-  _globals['_EXTRAKEY']._serialized_end=947
-  _globals['_BLOCKTABLE']._serialized_start=949
-  _globals['_BLOCKTABLE']._serialized_end=1001
-  _globals['_SEQUENCE']._serialized_start=1004
-  _globals['_SEQUENCE']._serialized_end=1204
-  _globals['_ITEMSTATUS']._serialized_start=1207
-  _globals['_ITEMSTATUS']._serialized_end=1446
-  _globals['_ITEMSTATUS_METADATAENTRY']._serialized_start=1399
-  _globals['_ITEMSTATUS_METADATAENTRY']._serialized_end=1446
+  _globals['_ENGINE']._serialized_start=431
+  _globals['_ENGINE']._serialized_end=488
+  _globals['_PLANESPAN']._serialized_start=490
+  _globals['_PLANESPAN']._serialized_end=593
+  _globals['_POOLPART']._serialized_start=595
+  _globals['_POOLPART']._serialized_end=621
+  _globals['_POOLDESCRIPTOR']._serialized_start=624
+  _globals['_POOLDESCRIPTOR']._serialized_end=877
+  _globals['_NAMESPACEKEY']._serialized_start=879
+  _globals['_NAMESPACEKEY']._serialized_end=957
+  _globals['_EXTRAKEY']._serialized_start=959
+  _globals['_EXTRAKEY']._serialized_end=1006
+  _globals['_BLOCKTABLE']._serialized_start=1008
+  _globals['_BLOCKTABLE']._serialized_end=1060
+  _globals['_SEQUENCE']._serialized_start=1063
+  _globals['_SEQUENCE']._serialized_end=1263
+  _globals['_ITEMSTATUS']._serialized_start=1266
+  _globals['_ITEMSTATUS']._serialized_end=1505
+  _globals['_ITEMSTATUS_METADATAENTRY']._serialized_start=1458
+  _globals['_ITEMSTATUS_METADATAENTRY']._serialized_end=1505
 # @@protoc_insertion_point(module_scope)

@@ -175,6 +175,37 @@ class Layout(google.protobuf.message.Message):
 Global___Layout: typing_extensions.TypeAlias = Layout
 
 @typing.final
+class Engine(google.protobuf.message.Message):
+    """What computes in a session, for people: it decides nothing. Each of name and
+    version at most 64 bytes, the instance at most 128, of printable characters.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    INSTANCE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Of the software, e.g. "vllm"."""
+    version: builtins.str
+    """Its version."""
+    instance: builtins.str
+    """Which of several, e.g. what a model server is called. It should stay the
+    same when the engine starts again, which is then told as one with what it
+    has been.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        version: builtins.str = ...,
+        instance: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["instance", b"instance", "name", b"name", "version", b"version"]) -> None: ...
+
+Global___Engine: typing_extensions.TypeAlias = Engine
+
+@typing.final
 class PlaneSpan(google.protobuf.message.Message):
     """Where a plane lies: the page of (layer, block) begins at
     offset_bytes + layer * layer_stride_bytes + block * block_stride_bytes.

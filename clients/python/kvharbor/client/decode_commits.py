@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client import refusals
-from kvharbor.client.decode_rows import BLOCK, COMPUTED, GENERATION, START, TOLD, Cursors
+from kvharbor.client.decode_rows import BLOCK, COMPUTED, GENERATION, PLACE, TOLD, Column
 from kvharbor.client.errors import HarborError
 from kvharbor.client.outbox import Outgoing
 from kvharbor.client.runs import BlockRun, table_of
+from kvharbor.client.tokens import TOKEN_BYTES
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import stream_service_pb2 as stream_pb2
 
@@ -21,25 +22,25 @@ if TYPE_CHECKING:
 class Commits:
     """One commit a sequence: of its last block's tokens up to `ends`, of which `computed` are computed.
 
-    An entry a sequence: `cursors` are its row's, `tokens` its last block's, before the commit. `appended` has a block
-    for each that is `growing`, in order.
+    An entry a sequence: `cursors` are its row's, `tokens` the bytes of its last block's, before the commit. `appended`
+    has a block for each that is `growing`, in order.
     """
 
     def __init__(
         self,
         state: "DecodeState",
         sequences: list["Sequence"],
-        cursors: Cursors,
-        tokens: npt.NDArray[np.uint32],
+        cursors: list[Column],
+        tokens: list[bytes],
         *,
-        ends: npt.NDArray[np.int64],
-        computed: npt.NDArray[np.int64],
+        ends: Column,
+        computed: Column,
         growing: npt.NDArray[np.bool_],
         appended: BlockRun,
     ) -> None:
         self.sequences = sequences
         self._state = state
-        self.cursors = cursors
+        self._cursors = cursors
         self._tokens = tokens
         self._ends = ends
         self._computed = computed
@@ -47,6 +48,7 @@ class Commits:
         self._appended = appended
         self._items: list[cache.CommitItem] | None = None
         self._pool_id = state.pool.id
+        self._block_tokens = state.pool.block_tokens
         self.outgoing = Outgoing(self._message, self._take, self._fail, told=self._told)
 
     def items(self) -> list[cache.CommitItem]:
@@ -64,14 +66,14 @@ class Commits:
                 self._state.note_refusal(sequence, item, outcome)
 
     def _made(self) -> list[cache.CommitItem]:
-        columns = self.cursors
-        blocks = BlockRun(columns[:, BLOCK].astype(np.uint32), columns[:, GENERATION].astype(np.int64).view(np.uint64))
-        tokens = self._tokens.astype("<u4", copy=False)
+        cursors = self._cursors
+        blocks = BlockRun(cursors[BLOCK].astype(np.uint32), cursors[GENERATION].view(np.uint64))
         rows = zip(
             self.sequences,
-            columns[:, START].tolist(),
-            columns[:, TOLD].tolist(),
-            columns[:, COMPUTED].tolist(),
+            self._tokens,
+            (cursors[PLACE] * self._block_tokens).tolist(),
+            cursors[TOLD].tolist(),
+            cursors[COMPUTED].tolist(),
             self._ends.tolist(),
             self._computed.tolist(),
             self._growing.tolist(),
@@ -79,11 +81,11 @@ class Commits:
         )
         items = []
         appended = 0
-        for row, (sequence, start, told, computed_before, end, computed, grows) in enumerate(rows):
+        for row, (sequence, tokens, start, told, computed_before, end, computed, grows) in enumerate(rows):
             item = cache.CommitItem(
                 sequence_id=sequence.id,
                 computed_tokens=start + computed,
-                new_token_ids=tokens[row, told:end].tobytes(),
+                new_token_ids=tokens[told * TOKEN_BYTES : end * TOKEN_BYTES],
                 known_token_count=start + told,
             )
             if computed > computed_before:

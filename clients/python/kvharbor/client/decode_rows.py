@@ -1,4 +1,9 @@
-"""Running sequences as columns, one row each, so that a token is appended to all of them at once."""
+"""Running sequences as columns, one row each, so that a token is appended to all of them at once.
+
+A step reads and writes flat columns, by indices of numpy's own type and with values of the column's. At any other
+access to some of its entries numpy lets another thread have the interpreter, and the step would wait until it gets it
+back. With more than 500 entries numpy does so in any case.
+"""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,31 +17,29 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 64
 FIRST_WIDTH = 64
-# Columns of `cursors`, about a row's last block: the first of its tokens, how many it has, how many of these are told,
-# and how many are told to be computed; blocks in the row's table; the block itself, and its generation's bits.
-START, OFFSET, TOLD, COMPUTED, BLOCK_COUNT, BLOCK, GENERATION = range(7)
-_KEPT = np.array([1, 0, 0, 0, 1, 0, 0])
+# Columns about a row's last block: its place in the table, how many tokens it has, how many of these are told, and how
+# many are told to be computed; blocks in the row's table; the block itself, and its generation's bits.
+PLACE, OFFSET, TOLD, COMPUTED, BLOCK_COUNT, BLOCK, GENERATION = range(7)
 Rows = npt.NDArray[np.intp]
-Cursors = npt.NDArray[np.int64]
+Column = npt.NDArray[np.int64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class DecodeRows:
     """The columns. What is told is known to the service, or on its way to it.
 
-    Cursors are one matrix, as each access to columns of some rows costs about the same however much it reads.
+    `cursors` are the columns above, one behind the other; `tokens` those of each row's last block.
     """
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.count = 0
         self.sequences: list[Sequence] = []
-        self.cursors: Cursors = np.zeros((FIRST_ROWS, len(_KEPT)), np.int64)
-        self.tokens: npt.NDArray[np.uint32] = np.zeros((FIRST_ROWS, block_tokens), np.uint32)
+        self.cursors: npt.NDArray[np.int64] = np.zeros((GENERATION + 1, FIRST_ROWS), np.int64)
+        self.tokens: npt.NDArray[np.uint32] = np.zeros((FIRST_ROWS, block_tokens), "<u4")
         self.tables: npt.NDArray[np.int32] = np.zeros((FIRST_ROWS, FIRST_WIDTH), np.int32)
         self.generations: npt.NDArray[np.uint64] = np.zeros((FIRST_ROWS, FIRST_WIDTH), np.uint64)
         self.numbers: Rows = np.arange(FIRST_ROWS)
-        self._next = np.array([block_tokens, 0, 0, 0, 0, 0, 0])
         self._row_of: dict[int, int] = {}
 
     def row_of(self, sequence: "Sequence") -> int | None:
@@ -48,14 +51,12 @@ class DecodeRows:
         row, block_count = self.count, len(sequence.table)
         self._require_room(row + 1, block_count)
         # A full block is the last one until there is a token for the next.
-        position = (sequence.token_count - 1) // self.block_tokens
-        start = position * self.block_tokens
-        offset = sequence.token_count - start
-        self.cursors[row, :BLOCK] = (start, offset, offset, offset, block_count)
+        place = (sequence.token_count - 1) // self.block_tokens
+        offset = sequence.token_count - place * self.block_tokens
         self.tables[row, :block_count] = sequence.table
         self.generations[row, :block_count] = sequence.generations
-        self.cursors[row, BLOCK] = self.tables[row, position]
-        self.cursors[row, GENERATION] = self.generations[row, position : position + 1].view(np.int64)[0]
+        generation = self.generations[row].view(np.int64)[place]
+        self.cursors[:, row] = (place, offset, offset, offset, block_count, self.tables[row, place], generation)
         self.sequences.append(sequence)
         self._row_of[id(sequence)] = row
         self.count += 1
@@ -66,7 +67,7 @@ class DecodeRows:
         last = self.count - 1
         del self._row_of[id(self.sequences[row])]
         if row != last:
-            for column in (self.cursors, self.tokens, self.tables, self.generations):
+            for column in (self.cursors.T, self.tokens, self.tables, self.generations):
                 column[row] = column[last]
             self.sequences[row] = self.sequences[last]
             self._row_of[id(self.sequences[row])] = row
@@ -75,38 +76,44 @@ class DecodeRows:
 
     def full(self) -> Rows:
         """Returns the rows whose last block has no room."""
-        return np.flatnonzero(self.cursors[: self.count, OFFSET] == self.block_tokens)
+        full: Rows = (self.cursors[OFFSET, : self.count] == self.block_tokens).nonzero()[0]
+        return full
 
     def append(self, rows: Rows | slice, tokens: npt.NDArray[np.uint32], numbers: Rows) -> None:
         """Adds a token to each of `rows`, which `numbers` are; there is room in their last blocks."""
-        self.tokens[numbers, self.cursors[rows, OFFSET]] = tokens
-        self.cursors[rows, OFFSET] += 1
+        offsets = self.cursors[OFFSET]
+        self.tokens.reshape(-1)[numbers * self.block_tokens + offsets[rows]] = tokens
+        offsets[rows] += 1
 
-    def lacking(self, cursors: Cursors) -> npt.NDArray[np.bool_]:
+    def lacking(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Tells of rows whose last block is full whether their table ends with it."""
-        ends: npt.NDArray[np.bool_] = (
-            cursors[:, START] + self.block_tokens == cursors[:, BLOCK_COUNT] * self.block_tokens
-        )
+        ends: npt.NDArray[np.bool_] = self.cursors[PLACE][rows] + 1 == self.cursors[BLOCK_COUNT][rows]
         return ends
 
-    def turn(self, rows: Rows, cursors: Cursors, lacking: npt.NDArray[np.bool_], blocks: BlockRun) -> None:
+    def turn(self, rows: Rows, lacking: npt.NDArray[np.bool_], blocks: BlockRun) -> None:
         """Goes on to the next block of each row's table, where it is lacking to one of `blocks`."""
-        after = cursors * _KEPT + self._next
-        extended, growing = (rows, after) if lacking.all() else (rows[lacking], after[lacking])
-        ends = growing[:, BLOCK_COUNT]
+        extended = rows[lacking]
+        ends = self.cursors[BLOCK_COUNT][extended]
         if len(ends) and int(ends.max()) >= self.tables.shape[1]:
             self._require_room(self.count, int(ends.max()) + 1)
-        self.tables[extended, ends] = blocks.block_ids
-        self.generations[extended, ends] = blocks.generations
-        after[:, BLOCK_COUNT] += lacking
-        positions = after[:, START] // self.block_tokens
-        after[:, BLOCK] = self.tables[rows, positions]
-        after[:, GENERATION] = self.generations[rows, positions].view(np.int64)
-        self.cursors[rows] = after
+        places, _, _, _, block_counts, last, generations = self.cursors
+        table, table_generations = self.tables.reshape(-1), self.generations.reshape(-1)
+        width = self.tables.shape[1]
+        at = extended * width + ends
+        table[at] = blocks.block_ids.view(np.int32)
+        table_generations[at] = blocks.generations
+        block_counts[extended] = ends + 1
+        after = places[rows] + 1
+        places[rows] = after
+        for column in (OFFSET, TOLD, COMPUTED):
+            self.cursors[column][rows] = 0
+        at = rows * width + after
+        last[rows] = table[at].astype(np.int64)
+        generations[rows] = table_generations[at].view(np.int64)
 
     def write_back(self, row: int) -> None:
         """Gives the sequence its table."""
-        sequence, end = self.sequences[row], int(self.cursors[row, BLOCK_COUNT])
+        sequence, end = self.sequences[row], int(self.cursors[BLOCK_COUNT, row])
         sequence.table = self.tables[row, :end].copy()
         sequence.generations = self.generations[row, :end].copy()
         sequence.capacity_tokens = end * self.block_tokens
@@ -115,7 +122,7 @@ class DecodeRows:
         rows, columns = self.tables.shape
         if row_count > rows or width > columns:
             rows, columns = _doubled(rows, row_count), _doubled(columns, width)
-            self.cursors = _wider(self.cursors, rows, self.cursors.shape[1])
+            self.cursors = _wider(self.cursors, len(self.cursors), rows)
             self.tokens = _wider(self.tokens, rows, self.block_tokens)
             self.tables = _wider(self.tables, rows, columns)
             self.generations = _wider(self.generations, rows, columns)

@@ -97,24 +97,25 @@ class DecodeState:
 
     def commits(self, numbers: Rows, **what: Any) -> Commits:
         """Returns commits of rows as they are now."""
-        rows = self.rows
-        sequences = [rows.sequences[row] for row in numbers.tolist()]
-        return Commits(self, sequences, rows.cursors[numbers], rows.tokens[numbers], **what)
+        rows, listed = self.rows, numbers.tolist()
+        sequences = [rows.sequences[row] for row in listed]
+        cursors = [column[numbers] for column in rows.cursors]
+        return Commits(self, sequences, cursors, [rows.tokens[row].tobytes() for row in listed], **what)
 
     def rest(self, rows: Rows) -> Commits | None:
         """Returns what there is to tell of rows beyond what is told, which counts as told from then on."""
         rows = self.going(rows)
-        cursors = self.rows.cursors[rows]
-        ends, computed = cursors[:, OFFSET], np.maximum(cursors[:, COMPUTED], cursors[:, OFFSET] - 1)
-        more = (cursors[:, TOLD] < ends) | (cursors[:, COMPUTED] < computed)
+        cursors = self.rows.cursors[:, rows]
+        ends, computed = cursors[OFFSET], np.maximum(cursors[COMPUTED], cursors[OFFSET] - 1)
+        more = (cursors[TOLD] < ends) | (cursors[COMPUTED] < computed)
         rows, ends, computed = rows[more], ends[more], computed[more]
         if not len(rows):
             return None
         rest = self.commits(
             rows, ends=ends, computed=computed, growing=np.zeros(len(rows), np.bool_), appended=NO_BLOCKS
         )
-        self.rows.cursors[rows, TOLD] = ends
-        self.rows.cursors[rows, COMPUTED] = computed
+        self.rows.cursors[TOLD, rows] = ends
+        self.rows.cursors[COMPUTED, rows] = computed
         return rest
 
     def send(self, commits: Commits) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvharbor.client.credits import Credits
 from kvharbor.client.decode_commits import Commits
-from kvharbor.client.decode_rows import BLOCK, BLOCK_COUNT, OFFSET, START, DecodeRows, Rows
+from kvharbor.client.decode_rows import BLOCK, BLOCK_COUNT, OFFSET, PLACE, DecodeRows, Rows
 from kvharbor.client.decode_state import DecodeState
 from kvharbor.client.errors import EpochEnded, Full, HarborError, InvalidField, PoolExhausted, Unavailable
 from kvharbor.client.standing import State
@@ -74,13 +74,13 @@ class DecodeBatch:
     @property
     def block_counts(self) -> npt.NDArray[np.int64]:
         """Blocks of each row's table; valid until the next call."""
-        return self._rows.cursors[: self._rows.count, BLOCK_COUNT]
+        return self._rows.cursors[BLOCK_COUNT, : self._rows.count]
 
     @property
     def token_counts(self) -> npt.NDArray[np.int64]:
         """Tokens of each row, those of the last step included."""
-        cursors = self._rows.cursors[: self._rows.count]
-        counts: npt.NDArray[np.int64] = cursors[:, START] + cursors[:, OFFSET]
+        cursors = self._rows.cursors[:, : self._rows.count]
+        counts: npt.NDArray[np.int64] = cursors[PLACE] * self._rows.block_tokens + cursors[OFFSET]
         return counts
 
     def join(self, sequence: "Sequence") -> int:
@@ -120,7 +120,7 @@ class DecodeBatch:
         full = rows.full()
         if self._state.refused:
             full = self._state.going(full)
-        lacking = rows.lacking(rows.cursors[full])
+        lacking = rows.lacking(full)
         short = self._prepare(int(np.count_nonzero(lacking))) if len(full) else None
         with self.pool.link.guard:
             commits, refused = self._turn(full, lacking, short) if len(full) else (None, {})
@@ -218,7 +218,7 @@ class DecodeBatch:
             self._held.own.give(blocks)
             ends = np.full(len(full), rows.block_tokens)
             commits = self._state.commits(full, ends=ends, computed=ends, growing=lacking, appended=blocks)
-            rows.turn(full, commits.cursors, lacking, blocks)
+            rows.turn(full, lacking, blocks)
         return commits, refused
 
     def _append(
@@ -229,7 +229,7 @@ class DecodeBatch:
         refused: Mapping[int, HarborError],
     ) -> DecodeStep:
         rows = self._rows
-        slots = (rows.cursors[where, BLOCK].astype(np.int32), rows.cursors[where, OFFSET].copy())
+        slots = (rows.cursors[BLOCK][where].astype(np.int32), rows.cursors[OFFSET][where].copy())
         rows.append(where, tokens, numbers)
         return DecodeStep(slots, numbers, refused)
 

@@ -100,28 +100,29 @@ class OwnBlocks:
 
     def add(self, run: BlockRun) -> BlockRun:
         """Takes in what is held now; returns those that were not before."""
-        fresh = run[~self.has(run)]
-        self._held[run.block_ids] = True
-        self._generations[run.block_ids] = run.generations
+        fresh, places = run[~self.has(run)], _places(run)
+        self._held[places] = True
+        self._generations[places] = run.generations
         return fresh
 
     def discard(self, run: BlockRun) -> None:
         """Takes in what is not held any more; others are none of its business."""
-        self._held[run.block_ids[self.has(run)]] = False
+        self._held[_places(run)[self.has(run)]] = False
 
     def releasing(self, run: BlockRun, number: int) -> None:
         """Remembers that request `number` releases these."""
-        self._released_by[run.block_ids] = number
+        self._released_by[_places(run)] = number
 
     def released_since(self, run: BlockRun, number: int) -> npt.NDArray[np.bool_]:
         """Tells of each block whether it was released after request `number`, whatever has become of it then."""
-        later: npt.NDArray[np.bool_] = self._released_by[run.block_ids] > number
+        later: npt.NDArray[np.bool_] = self._released_by[_places(run)] > number
         return later
 
     def has(self, run: BlockRun) -> npt.NDArray[np.bool_]:
         """Tells of each block whether it is held."""
-        held: npt.NDArray[np.bool_] = self._held[run.block_ids]
-        held &= self._generations[run.block_ids] == run.generations
+        places = _places(run)
+        held: npt.NDArray[np.bool_] = self._held[places]
+        held &= self._generations[places] == run.generations
         return held
 
     def all(self) -> BlockRun:
@@ -135,7 +136,7 @@ class OwnBlocks:
 
     def give(self, run: BlockRun) -> None:
         """Takes in that blocks which are held are a sequence's from now on."""
-        self._held[run.block_ids] = False
+        self._held[_places(run)] = False
 
     def require_known(self, run: BlockRun) -> None:
         """Raises InvalidField for a block that the pool has not."""
@@ -143,3 +144,11 @@ class OwnBlocks:
             raise InvalidField.of(
                 "block_ids", largest, limit=f"below {len(self._held)}", remedy="name blocks of this pool"
             )
+
+
+def _places(run: BlockRun) -> npt.NDArray[np.intp]:
+    """Returns a run's blocks as indices of numpy's own type.
+
+    Those of another take several times as long, and let another thread have the interpreter, in the middle of a step.
+    """
+    return run.block_ids.astype(np.intp)

@@ -9,6 +9,7 @@ from kvharbor.client.chains import Chain, CommitChain
 from kvharbor.client.connecting import connect
 from kvharbor.client.credits import Credits
 from kvharbor.client.decoding import DecodeBatch, DecodeStep
+from kvharbor.client.engines import Engine, EngineReuse, EngineStats
 from kvharbor.client.errors import (
     AdminRequired,
     BlockHeld,
@@ -75,6 +76,7 @@ from kvharbor.client.harbor import Harbor
 from kvharbor.client.hints import ExpectedReuse, Hints
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NoOrder, StreamOrder
+from kvharbor.client.pending import Pending
 from kvharbor.client.pool import Pool, PoolHandle
 from kvharbor.client.recording import RecordedRequest, Recording
 from kvharbor.client.results import (
@@ -85,7 +87,6 @@ from kvharbor.client.results import (
     ExtraKey,
     Lookup,
     Namespace,
-    Pending,
     PinEnded,
     PoolCounters,
     PoolInfo,
@@ -134,6 +135,9 @@ __all__ = [
     "DeviceInfo",
     "DeviceNotVisible",
     "Draining",
+    "Engine",
+    "EngineReuse",
+    "EngineStats",
     "EpochEnded",
     "ExpectedReuse",
     "ExtraKey",

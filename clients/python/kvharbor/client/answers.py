@@ -8,6 +8,8 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from kvharbor.client import descriptors, traffic
+from kvharbor.client.engines import engine_stats
+from kvharbor.client.pending import Pending
 from kvharbor.client.pool_names import pool_not_found
 from kvharbor.client.results import (
     BlocksRemoved,
@@ -16,7 +18,6 @@ from kvharbor.client.results import (
     ExtraKey,
     Lookup,
     Namespace,
-    Pending,
     PinEnded,
     PoolCounters,
     PoolInfo,
@@ -202,6 +203,7 @@ def _pool_stats(message: cache_service_pb2.PoolStats) -> PoolStats:
         counters=_record(PoolCounters, message.counters),
         tenants=tuple(_record(TenantStats, tenant) for tenant in message.tenants),
         traffic=traffic.traffic_stats(message.traffic),
+        engines=tuple(engine_stats(each) for each in message.engines),
     )
 
 

@@ -1,6 +1,7 @@
 """Block calls of the synchronous client, for engines that keep their block tables themselves [C17]."""
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ class BlockCalls:
 
     `on_recall` is asked for blocks when others need room, about how many would do, in the stream's thread: it returns
     leased blocks that nothing is written to, and waits for no call. They are released at once.
+
+    `computing`: whether a step of the engine is under way, for others who wait for what that computes [C21].
     """
 
     def __init__(self, pool: "Pool") -> None:
@@ -41,6 +44,7 @@ class BlockCalls:
         self._page: StatusPage | None = None
         self.held = HeldBlocks(pool)
         self.on_recall: Callable[[int], BlockRun] | None = None
+        self.computing = pool.link.stream.signs.step(weakref.WeakMethod(self._tell_computing))
         pool.link.stream.on_recall(pool.id, self._recalled)
 
     @property
@@ -209,8 +213,15 @@ class BlockCalls:
     def close(self) -> None:
         """Lets go of the status page, as the pool is not open here any more; for the harbor."""
         self.held.stream.forget_pool(self._pool.id)
+        self.held.stream.signs.drop(self.computing)
         if self._page is not None:
             self._page.close()
+
+    def _tell_computing(self) -> None:
+        """Says that the session is at work; in the thread that sends. Nobody waits for the answer."""
+        call = stream_pb2.ConverseRequest(computing=blocks_pb2.ComputingRequest(pool_id=self._pool.id))
+        with self._pool.link.guard:
+            self.held.stream.put(Outgoing(lambda _: call, _nothing, _nothing))
 
     def _answers(self, answer: Answer) -> Answers:
         return Answers(self.held, lambda: self._pool.link.guard, answer)
@@ -246,6 +257,10 @@ class BlockCalls:
             blocks = self.on_recall(block_count)
             with self._pool.link.guard:
                 self.held.release(blocks)
+
+
+def _nothing(_: object) -> None:
+    pass
 
 
 def _sendable(call: stream_pb2.ConverseRequest) -> stream_pb2.ConverseRequest:

@@ -22,6 +22,7 @@ class Chain:
     `keys` (32 bytes a block) where the namespace has a scheme, else `tokens` (whole blocks) with their extra keys, of
     offsets from the start of the prompt. `table_block_count`: blocks that the prompt needs in all; what is not there of
     them is leased, 0: nothing. `computes`: the caller computes and commits what is missing, so that others are told.
+    One that does neither only asks, and is no request in stats unless it `uses` what it gets.
     """
 
     keys: bytes = b""
@@ -30,6 +31,7 @@ class Chain:
     namespace: Namespace = NO_NAMESPACE
     table_block_count: int = 0
     computes: bool = False
+    uses: bool = False
 
     def message(self, version: str) -> blocks_pb2.BlockChain:
         """Returns it as it is sent by a session of this version of its weights."""
@@ -37,6 +39,7 @@ class Chain:
             blocks_pb2.BlockChain,
             table_block_count=self.table_block_count,
             computes=self.computes,
+            uses=self.uses,
             **_content(self, version),
         )
 

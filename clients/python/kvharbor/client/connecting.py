@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvharbor.client import address
+from kvharbor.client.engines import Engine
 from kvharbor.client.harbor import Harbor
 from kvharbor.client.link import Link
-from kvharbor.client.options import Options
+from kvharbor.client.options import UNNAMED, Options
 from kvharbor.client.pool import Pool
 
 
@@ -14,6 +15,7 @@ def connect(
     target: address.Target = None,
     *,
     client_name: str = "",
+    engine: Engine = UNNAMED,
     timeout_s: float = 10.0,
     accepts_warm_tasks: bool = False,
     away_wait_s: float | None = None,
@@ -27,9 +29,9 @@ def connect(
 
     `target` is "unix:/path", a path (text with a "/", or a pathlib one) or "host:port"; None means the variable
     KVHARBOR_SOCKET, else /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only.
-    `client_name` is shown to people. `timeout_s` is the deadline of this call and the default one of every later
-    call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see
-    Harbor.next_warm_task.
+    `client_name` and `engine`, what computes here, are shown to people. `timeout_s` is the deadline of this call and
+    the default one of every later call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators:
+    see Harbor.next_warm_task.
 
     When the service's process ends, the harbor goes on with the next one [C11]; calls that need it wait for that,
     up to their timeout and to `away_wait_s`, if given (0: not at all). `on_epoch(old, new)` is called in a
@@ -46,6 +48,7 @@ def connect(
     """
     options = Options(
         client_name=client_name,
+        engine=engine,
         timeout_s=timeout_s,
         accepts_warm_tasks=accepts_warm_tasks,
         away_wait_s=away_wait_s,

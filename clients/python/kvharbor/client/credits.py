@@ -36,6 +36,7 @@ class Credits:
         self._pool = pool
         self._stock = NO_BLOCKS
         self._asking = False
+        self._resting = False
         self._quiet_until_s = 0.0
         self._used_at_s = time.monotonic()
         self._idle_s = idle_s
@@ -74,9 +75,21 @@ class Credits:
 
     def keep(self) -> None:
         """Takes in that the stock is in use, and has it refilled when a quarter of it is gone; under the guard."""
+        self._resting = False
         self._used_at_s = time.monotonic()
         if 4 * len(self._stock) <= 3 * self.target_block_count:
             self._refill()
+
+    def stock_up(self) -> None:
+        """Has it refilled in the background, for who is about to need some; makes no call that is waited for."""
+        with self._pool.link.guard:
+            self.keep()
+
+    def rest(self) -> None:
+        """Releases all of it, and what a refill on its way brings, as nothing runs; `stock_up` has it refilled."""
+        with self._pool.link.guard:
+            self._resting = True
+            self._return(len(self._stock))
 
     def require(self, block_count: int, *, timeout_s: float | None = None) -> None:
         """Has so many blocks in stock, by a call for growth if there are less; raises PoolExhausted, Unavailable."""
@@ -131,7 +144,7 @@ class Credits:
         self._quiet_until_s = time.monotonic() + PAUSE_S
 
     def _add(self, leased: BlockRun) -> None:
-        if self._stopped.is_set():
+        if self._stopped.is_set() or self._resting:
             self._pool.blocks.held.release(leased)
         else:
             self._stock = BlockRun.join([self._stock, leased])

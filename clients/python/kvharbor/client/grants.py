@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from kvharbor.client import refusals
 from kvharbor.client.answers import seconds
 from kvharbor.client.errors import HarborError
-from kvharbor.client.results import Pending
+from kvharbor.client.pending import Pending
 from kvharbor.client.runs import NO_BLOCKS, BlockRun, run_of
 from kvharbor.v1 import blocks_pb2
 

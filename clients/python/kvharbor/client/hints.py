@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Final
 
 from kvharbor.client.calls import duration, request
+from kvharbor.client.errors import InvalidField
 from kvharbor.v1 import cache_service_pb2 as cache
 
 
@@ -39,6 +40,12 @@ def hints_message(hints: Hints) -> cache.Hints | None:
     """Returns hints as a message, None where there are none."""
     if hints == NO_HINTS:
         return None
+    if not isinstance(hints, Hints):
+        raise InvalidField.of("hints", hints, limit="Hints", remedy="build them of what you know")
+    if not isinstance(hints.expected_reuse, ExpectedReuse):
+        raise InvalidField.of(
+            "hints.expected_reuse", hints.expected_reuse, limit="an ExpectedReuse", remedy="name one, such as MUCH"
+        )
     message = request(cache.Hints, priority=hints.priority, expected_reuse=hints.expected_reuse.value)
     if hints.retention_s is not None:
         message.retention.CopyFrom(duration("hints.retention_s", hints.retention_s))

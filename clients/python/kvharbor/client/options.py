@@ -3,15 +3,17 @@
 import contextlib
 import numbers
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Self
 
 from kvharbor.client.calls import request
+from kvharbor.client.engines import Engine
 from kvharbor.client.errors import InvalidField
-from kvharbor.v1 import side_pb2
+from kvharbor.v1 import side_pb2, types_pb2
 
 API_VERSION = "v1"
+UNNAMED = Engine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class Options:
     """How to open a session, or to join one, and what to do when the service is away."""
 
     client_name: str = ""
+    engine: Engine = UNNAMED
     timeout_s: float = 10.0
     accepts_warm_tasks: bool = False
     away_wait_s: float | None = None
@@ -31,6 +34,8 @@ class Options:
     def checked(self) -> Self:
         """Returns itself, or raises InvalidField."""
         positive_timeout(self.timeout_s)
+        if not isinstance(self.engine, Engine):
+            raise InvalidField.of("engine", self.engine, limit="an Engine", remedy="pass Engine(name, version)")
         if self.away_wait_s is not None and (not isinstance(self.away_wait_s, numbers.Real) or self.away_wait_s < 0):
             raise InvalidField.of("away_wait_s", self.away_wait_s, limit="seconds from 0, or None", remedy="correct it")
         if self.join and self.rank == 0:
@@ -57,6 +62,7 @@ class Options:
             client_version=_client_version(),
             api_versions=[API_VERSION],
             accepts_warm_tasks=self.accepts_warm_tasks,
+            engine=request(types_pb2.Engine, **asdict(self.engine)),
         )
         if resume is not None:
             hello.resume.CopyFrom(resume)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvharbor.client.errors import HarborError
 from kvharbor.client.runs import NO_BLOCKS, BlockRun
+from kvharbor.client.signs import Signs
 from kvharbor.v1 import stream_service_pb2 as stream_pb2
 
 
@@ -45,11 +46,12 @@ class Outgoing:
 class Outbox:
     """The iterator that gRPC takes requests from, in a thread of its own.
 
-    It knows no link, so that the thread keeps none alive.
+    It knows no link, so that the thread keeps none alive. Between requests the thread gives the `signs` that are due.
     """
 
-    def __init__(self, waiting: Iterable[Outgoing]) -> None:
+    def __init__(self, waiting: Iterable[Outgoing], signs: Signs) -> None:
         self._waiting = deque(waiting)
+        self._signs = signs
         self._unknown_count = 0
         self._closed = False
         # Reentrant: the collector may close it in whatever thread it runs in.
@@ -71,6 +73,11 @@ class Outbox:
             self._unknown_count -= 1
             self._changed.notify()
 
+    def look(self) -> None:
+        """Has the thread ask the signs when one is due."""
+        with self._changed:
+            self._changed.notify()
+
     def close(self) -> None:
         """Ends the iterator, whatever waits in it."""
         with self._changed:
@@ -81,14 +88,25 @@ class Outbox:
         return self
 
     def __next__(self) -> stream_pb2.ConverseRequest:
+        while (outgoing := self._next()) is None:
+            self._signs.give()
+        return outgoing.message()
+
+    def _next(self) -> Outgoing | None:
+        """Waits for the next request; None: it is time for a sign."""
         with self._changed:
-            self._changed.wait_for(self._may_go_on)
+            while not self._may_go_on():
+                pause_s = self._signs.pause_s()
+                if pause_s == 0:
+                    return None
+                if not self._closed:  # the collector may have run just now
+                    self._changed.wait(pause_s)
             if self._closed:
                 raise StopIteration
             outgoing = self._waiting.popleft()
             outgoing.sent = True
             self._unknown_count += outgoing.grants is not None
-        return outgoing.message()
+            return outgoing
 
     def _may_go_on(self) -> bool:
         if self._closed or not self._waiting:

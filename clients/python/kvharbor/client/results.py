@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kvharbor.client.engines import EngineStats
 from kvharbor.client.traffic import Miss, TrafficStats
 from kvharbor.gpumem import Layout
 
@@ -43,19 +44,6 @@ class Shadow:
     position: int
     block_id: int
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Tokens of a prompt, right behind its cached ones, that another session is computing; as of the allocate.
-
-    `session_id` is as in `Harbor.list_sessions`, empty while the sequence is handed off. It has committed nothing for
-    `idle_s`; from 2 s on nobody waits for it.
-    """
-
-    token_count: int
-    session_id: str
-    idle_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +241,7 @@ class PoolStats:
     warm_task_filling_count: int
     pending_waiting_count: int
     traffic: TrafficStats
+    engines: tuple[EngineStats, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from kvharbor.client.errors import (
     SequenceInDoubt,
     SequenceLost,
 )
-from kvharbor.client.results import CommitResult, ExtraKey, Pending, Shadow
+from kvharbor.client.pending import Pending
+from kvharbor.client.results import CommitResult, ExtraKey, Shadow
 from kvharbor.client.tail import Tail
 from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
 from kvharbor.client.traffic import Miss

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kvharbor.client.engines import Engine, engine
 from kvharbor.v1 import pool_service_pb2, side_pb2
 
 SessionState = Literal["live", "resuming", "ending"]
@@ -54,6 +55,7 @@ class SessionInfo:
     age_s: float
     members: tuple[SessionMember, ...]
     holdings: tuple[SessionHolding, ...]
+    engine: Engine
 
 
 def session_info(message: pool_service_pb2.SessionInfo) -> SessionInfo:
@@ -80,4 +82,5 @@ def session_info(message: pool_service_pb2.SessionInfo) -> SessionInfo:
         holdings=tuple(
             SessionHolding(each.pool_id, each.sequence_count, each.private_block_count) for each in message.holdings
         ),
+        engine=engine(message.engine),
     )

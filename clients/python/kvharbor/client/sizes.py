@@ -24,14 +24,15 @@ def size_bytes(size: str | int | None, field: str = "size") -> int:
     """Returns the bytes of "1GiB", "1.5 GB" or an int; 0 for None. Raises InvalidField, for "4096" too."""
     if size is None:
         return 0
-    if isinstance(size, int) and size > 0:
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match and not match[2]:
         remedy = f"write {match[1]}B for bytes, or e.g. {match[1]}MiB"
         raise InvalidField.of(field, size, limit="a number and a unit", remedy=remedy)
-    if match and (unit := _UNITS.get(match[2].upper())):
-        return round(float(match[1]) * unit)
+    # What is less than a byte must not become 0, which means all that there is.
+    if match and (unit := _UNITS.get(match[2].upper())) and (size_in_bytes := round(float(match[1]) * unit)) > 0:
+        return size_in_bytes
     raise InvalidField.of(
         field, size, limit='a positive number of bytes, or text such as "512MiB"', remedy="correct the size"
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from kvharbor.client import channel
+from kvharbor.client import channel, refusals
 from kvharbor.client.errors import (
     CallerMistake,
     DeadlineExceeded,
@@ -30,10 +30,11 @@ from kvharbor.client.errors import (
 )
 from kvharbor.client.outbox import Outbox, Outgoing
 from kvharbor.client.runs import run_of
+from kvharbor.client.signs import Signs
 from kvharbor.client.standing import State
 from kvharbor.client.stream_reader import read, tell
 from kvharbor.client.unanswered import Answer, Unanswered
-from kvharbor.v1 import blocks_pb2
+from kvharbor.v1 import blocks_pb2, errors_pb2
 from kvharbor.v1 import stream_service_pb2 as stream_pb2
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Stream:
         self._life = -1
         self._used = False
         self._call: Any = None
-        self._outbox = Outbox(())
+        self.signs = Signs(weakref.WeakMethod(self._look))
+        self._outbox = Outbox((), self.signs)
         self._later: deque[Callable[[], object]] = deque()
         self._reader: threading.Thread | None = None
 
@@ -206,6 +208,15 @@ class Stream:
             self.open()
         return outgoing
 
+    def _look(self) -> None:
+        """Has the thread that sends ask the signs; there is one from here on, while the service is there."""
+        if self._link.forked:
+            return
+        with self._link.guard:
+            if self._call is None and self._link.standing.state is not State.ENDED:
+                self.open()
+            self._outbox.look()
+
     def _reopen(self) -> None:
         standing = self._link.standing
         if not self._used or self._call is not None or standing.state is not State.PRESENT:
@@ -214,7 +225,7 @@ class Stream:
         waiting = self.unanswered.all()
         for outgoing in waiting:
             outgoing.sent = False
-        self._outbox = Outbox(waiting)
+        self._outbox = Outbox(waiting, self.signs)
         self._call = self._link.converse(self._outbox)
         arguments = (weakref.ref(self), self._call)
         self._reader = threading.Thread(target=read, args=arguments, name="kvharbor-stream", daemon=True)
@@ -233,10 +244,14 @@ class Stream:
     def take(self, call: Any, response: stream_pb2.ConverseResponse) -> bool:
         """Takes in what has come; False when the call is not the present one any more."""
         link = self._link
+        kind = response.WhichOneof("result")
+        if kind == "refusal" and response.refusal.reason == errors_pb2.ERROR_REASON_RESUME_REQUIRED:
+            # Of a process that has still to be told what is held: the end of the last one was not seen before the call.
+            self.fail(call, refusals.from_item(response.refusal))
+            return False
         with link.guard:
             if self._call is not call:
                 return False
-            kind = response.WhichOneof("result")
             if kind == "granted":
                 self._take_grant(response)
             elif kind == "recall":

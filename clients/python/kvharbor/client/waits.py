@@ -65,11 +65,12 @@ class Wait:
         self._cancel()
 
     def _cancel(self) -> None:
-        message = blocks_pb2.CancelWaitRequest(request_number=self._number)
+        number = self._number
+        message = blocks_pb2.CancelWaitRequest(request_number=number)
 
         def take(_: stream_pb2.ConverseResponse) -> None:
-            # If it was not waiting any more its grant has come before this.
-            self._held.stream.unanswered.waiters.pop(self._number, None)
+            # If it was not waiting any more its grant has come before this. By now another request may wait for it.
+            self._held.stream.unanswered.waiters.pop(number, None)
 
         self._held.stream.put(
             Outgoing(lambda _: stream_pb2.ConverseRequest(cancel_wait=message), take, _nothing, told=lambda: None)

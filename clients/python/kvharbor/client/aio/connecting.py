@@ -8,7 +8,8 @@ from kvharbor.client import address
 from kvharbor.client.aio.harbor import Harbor
 from kvharbor.client.aio.link import Link
 from kvharbor.client.aio.pool import Pool
-from kvharbor.client.options import Options
+from kvharbor.client.engines import Engine
+from kvharbor.client.options import UNNAMED, Options
 
 EnteredT = TypeVar("EnteredT", bound=AbstractAsyncContextManager[Any])
 
@@ -50,6 +51,7 @@ def connect(
     target: address.Target = None,
     *,
     client_name: str = "",
+    engine: Engine = UNNAMED,
     timeout_s: float = 10.0,
     accepts_warm_tasks: bool = False,
     away_wait_s: float | None = None,
@@ -65,9 +67,9 @@ def connect(
 
     `target` is "unix:/path", a path (text with a "/", or a pathlib one) or "host:port"; None means the variable
     KVHARBOR_SOCKET, else /run/kvharbor/kvharbor.sock. Over TCP there is no session: lookup, stats and watch only.
-    `client_name` is shown to people. `timeout_s` is the deadline of this call and the default one of every later
-    call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators: see
-    Harbor.next_warm_task.
+    `client_name` and `engine`, what computes here, are shown to people. `timeout_s` is the deadline of this call and
+    the default one of every later call. `accepts_warm_tasks` has the service tell of prefixes to compute for operators:
+    see Harbor.next_warm_task.
 
     When the service's process ends, the harbor goes on with the next one [C11]; calls that need it wait for that,
     up to their timeout and to `away_wait_s`, if given (0: not at all). `on_epoch(old, new)` is called, and awaited if
@@ -86,6 +88,7 @@ def connect(
     async def opened() -> Harbor:
         options = Options(
             client_name=client_name,
+            engine=engine,
             timeout_s=timeout_s,
             accepts_warm_tasks=accepts_warm_tasks,
             away_wait_s=away_wait_s,

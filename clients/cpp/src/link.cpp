@@ -180,6 +180,9 @@ v1::SideRequest Link::hello(bool resume) const {
   hello.set_client_name(options_.client_name);
   hello.set_client_version(std::string("kvharbor-cpp/") + kVersion);
   hello.add_api_versions(kApiVersion);
+  hello.mutable_engine()->set_name(options_.engine.name);
+  hello.mutable_engine()->set_version(options_.engine.version);
+  hello.mutable_engine()->set_instance(options_.engine.instance);
   if (resume) {
     const bool leads = !session_.session_token().empty();
     hello.mutable_resume()->set_token(leads ? session_.session_token() : session_.member_token());

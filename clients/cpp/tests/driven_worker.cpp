@@ -65,6 +65,7 @@ class Worker {
   static kvharbor::Options options(std::istream& words) {
     kvharbor::Options options;
     options.client_name = "driven-cpp";
+    options.engine = {"driven", "1.0", ""};
     options.timeout = kvharbor::Milliseconds(next<int>(words));
     return options;
   }

@@ -22,6 +22,13 @@ namespace detail {
 class Link;
 }
 
+/// What computes in a session, for people. Printable characters; name and version at most 64 bytes, instance 128.
+struct Engine {
+  std::string name;      ///< Of the software. Empty: this library.
+  std::string version;   ///< Its version.
+  std::string instance;  ///< Tells it from others, the same after a restart. Empty: `client_name`, else the pid.
+};
+
 /// How to open a session.
 struct Options {
   std::string client_name;                  ///< For people, at most 128 bytes.
@@ -29,6 +36,7 @@ struct Options {
   Milliseconds open_pool_timeout{120'000};  ///< Reserving memory takes a while.
   /// How long a call waits for the service's next process, within its deadline. Unset: until the deadline.
   std::optional<Milliseconds> away_wait;
+  Engine engine;  ///< What `kvharbor stats` tells.
 };
 
 /// Which member of another process's session to be.

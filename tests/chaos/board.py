@@ -1,4 +1,4 @@
-"""A page that the harness, its workers and the service's process share.
+"""A piece of memory that the harness, its workers and the service's process share.
 
 It holds what must outlive a kill: how much each worker has done, and at which mark the service's process is to kill
 itself. Every word has one writer at a time.
@@ -9,10 +9,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
-SLOT_WORDS = 16
+SLOT_WORDS = 64
 _HEAD_WORDS = 16
-_MOST_SLOTS = 28
-_PAGE_BYTES = mmap.PAGESIZE
+_MOST_SLOTS = 31
+_PAGE_BYTES = 4 * mmap.PAGESIZE
 
 
 class Head(IntEnum):
@@ -41,10 +41,32 @@ class Count(IntEnum):
     NEW_EPOCHS = 11
     LOST_SEQUENCES = 12
     LOST_SESSIONS = 13
+    # Of engines with own tables
+    ENGINE_ACTS = 14
+    ENGINE_ACQUIRES = 15
+    ENGINE_HITS_VERIFIED = 16
+    ENGINE_BLOCKS_VERIFIED = 17
+    ENGINE_OPAQUE_BLOCKS_VERIFIED = 18
+    ENGINE_RESUMED_BLOCKS_VERIFIED = 19
+    ENGINE_COMMITTED_BLOCKS = 20
+    ENGINE_LEASED_BLOCKS = 21
+    ENGINE_RELEASED_BLOCKS = 22
+    ENGINE_WAITS = 23
+    ENGINE_GRANTS = 24
+    ENGINE_PENDING_SEEN = 25
+    ENGINE_RECALLS = 26
+    ENGINE_INVALIDATED_BLOCKS = 27
+    ENGINE_INVALIDATIONS_REFUSED = 28
+    ENGINE_BUMPS = 29
+    ENGINE_STREAMS_REPLACED = 30
+    DECODE_STEPS = 31
+    DECODED_TOKENS = 32
+    DECODED_BLOCKS_VERIFIED = 33
+    LOST_BLOCKS = 34
 
 
 class Board:
-    """The page, mapped."""
+    """The memory, mapped."""
 
     def __init__(self, path: Path | str) -> None:
         with Path(path).open("r+b") as file:
@@ -52,7 +74,7 @@ class Board:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Makes a page of zeros."""
+        """Makes it, of zeros."""
         path.write_bytes(bytes(_PAGE_BYTES))
         return cls(path)
 

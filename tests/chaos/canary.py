@@ -4,6 +4,7 @@ It answers the harness one request at a time; whatever is not there any more com
 """
 
 import contextlib
+import os
 import socket
 import time
 import traceback
@@ -14,7 +15,7 @@ from chaos.channel import Channel
 from chaos.held import Fence, Held, WrongBytes
 from chaos.load import PIN_NAMES
 from chaos.stamps import BLOCK_TOKENS, LAYOUT
-from chaos.universe import POOL, POOL_BYTES
+from chaos.universe import POOL, POOL_BYTES, VERSIONS, roots
 from kvharbor.client import (
     BlocksStored,
     Full,
@@ -49,6 +50,7 @@ class Canary:
         self._target = target
         self._fence = Fence()
         self._harbor: Harbor | None = None
+        self._tenant = f"uid-{os.getuid()}"
 
     def plant(self) -> Answer:
         """Opens the pool, made if need be, pins the prefixes and begins a sequence. At the start and in a new epoch."""
@@ -82,17 +84,21 @@ class Canary:
         return {"lost": lost, "checked": checked}
 
     def snapshot(self) -> Answer:
-        """Returns the whole index: digest -> (block, generation)."""
-        index: dict[str, tuple[int, int]] = {}
-        watch = self._pool.watch()
-        with contextlib.closing(watch):
-            for event in watch:
-                if isinstance(event, Progress):
-                    break
-                if isinstance(event, BlocksStored):
-                    places = zip(event.block_ids, event.generations, strict=True)
-                    index.update(zip((digest.hex() for digest in event.digests), places, strict=True))
-        return {"index": index}
+        """Returns the index, [(block, generation), ...] by digest: the same keys are in several namespaces.
+
+        Without what is of weights that a session may leave at any time, by its death too, as that is freed then.
+        """
+        return {"index": self._index(roots(self._tenant, [""]))}
+
+    def left_private(self) -> Answer:
+        """Returns how many blocks there are of weights' versions that sessions had for themselves, and are gone."""
+        named = roots(self._tenant, ["", *VERSIONS])
+        deadline = time.monotonic() + _DEADLINE_S
+        while (count := self._block_count() - sum(map(len, self._index(named).values()))) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(_PAUSE_S)
+        return {"count": count}
 
     def settle(self) -> Answer:
         """Lets the sequence go and returns the counts once nobody holds anything, or when it takes too long."""
@@ -109,6 +115,24 @@ class Canary:
                 self._pool.unwarm(name)
         self._pool.evict_unheld()
         return _counts(self._pool.stats())
+
+    def _block_count(self) -> int:
+        stats = self._pool.stats()
+        return stats.cached_block_count + stats.warm_block_count + stats.active_block_count
+
+    def _index(self, known_roots: set[bytes]) -> dict[str, list[tuple[int, int]]]:
+        """Returns what is below these roots."""
+        index: dict[str, list[tuple[int, int]]] = {}
+        known = {*known_roots}
+        with contextlib.closing(self._pool.watch()) as watch:
+            for event in watch:
+                if isinstance(event, Progress):
+                    break
+                if isinstance(event, BlocksStored) and event.parent_digest in known:
+                    known.update(event.digests)
+                    for digest, *place in zip(event.digests, event.block_ids, event.generations, strict=True):
+                        index.setdefault(digest.hex(), []).append((place[0], place[1]))
+        return {digest: sorted(places) for digest, places in index.items()}
 
     def _committed_tokens(self) -> int:
         """Returns how many tokens of the living sequence the service has, once it says so itself."""

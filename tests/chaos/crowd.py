@@ -1,4 +1,8 @@
-"""The worker processes: each that ends is replaced, and what one hands off goes to another."""
+"""The worker processes: each that ends is replaced, and what one hands off goes to another.
+
+About half of them hold sequences, in the others are engines with block tables of their own. A slot keeps its kind, so
+that the service always has as many sessions of each.
+"""
 
 import random
 import signal
@@ -12,6 +16,7 @@ from chaos.reactor import Reactor
 from chaos.worker import work
 
 _PATIENCE_S = 30.0
+_LOOK_S = 0.02
 
 
 class Crowd:
@@ -34,6 +39,7 @@ class Crowd:
         self._size = size
         self._wrong = wrong
         self._chance = random.Random(f"crowd {seed}")
+        self._engines = {*random.Random(f"engines {seed}").sample(range(size), size // 2)}
         self._workers: dict[int, Helper] = {}
         self._started = 0
         self._struck: set[int] = set()
@@ -57,11 +63,21 @@ class Crowd:
             self._struck.add(worker.pid)
         worker.signal(number)
 
-    def pause(self) -> None:
-        """Waits until every worker has ended what it was at, and begins nothing."""
+    def have_strike_itself(self, slot: int, number: int, *, stop_s: float = 0.0, then: int = 0) -> None:
+        """Has whoever has the slot send itself a signal in the midst of its calls.
+
+        After SIGSTOP it gets `then`, so much later.
+        """
+        worker = self._workers.get(slot)
+        strike = {"number": int(number), "stop_s": stop_s, "then": int(then)}
+        if worker is not None and worker.channel.send("strike", strike=strike) and number == signal.SIGKILL:
+            self._struck.add(worker.pid)
+
+    def pause(self, *, letting_go: bool = False) -> None:
+        """Waits until every worker has ended what it was at, and begins nothing; it holds nothing if it lets go."""
         self._pausing = True
         for slot in self._workers:
-            self._workers[slot].channel.send("pause")
+            self._workers[slot].channel.send("let_go" if letting_go else "pause")
         if not self._reactor.run_until(lambda: self._paused >= self._workers.keys(), _PATIENCE_S):
             self._wrong("failed", f"workers {self._workers.keys() - self._paused} did not pause in {_PATIENCE_S} s")
 
@@ -92,20 +108,24 @@ class Crowd:
 
     def _start(self, slot: int) -> None:
         self._started += 1
+        kind = "engine" if slot in self._engines else "sequences"
         worker = Helper(
             self._reactor,
             work,
-            (self._board_path, slot, self._seed * 1_000_003 + self._started, self._target),
-            heard=lambda message: self._hear(slot, message),
+            (self._board_path, slot, self._seed * 1_000_003 + self._started, self._target, kind),
+            heard=lambda message: self._hear(slot, worker, message),
             died=lambda: self._bury(slot, worker),
         )
         self._workers[slot] = worker
         if self._pausing:
             worker.channel.send("pause")
 
-    def _hear(self, slot: int, message: Message) -> None:
+    def _hear(self, slot: int, worker: Helper, message: Message) -> None:
         if message["kind"] == "paused":
             self._paused.add(slot)
+        elif message["kind"] == "striking":
+            if message["number"] == signal.SIGSTOP:
+                self._reactor.after(message["stop_s"], lambda: self._follow(worker, message["then"]))
         elif message["kind"] == "given":
             if self._pausing:
                 self._given.append(message)
@@ -115,8 +135,18 @@ class Crowd:
             self._wrong(message["kind"], f"worker {slot}: {message['text']}")
 
     def _pass_on(self, given: Message) -> None:
-        if not self._leaving:
-            self._workers[self._chance.choice(sorted(self._workers))].channel.send("adopt", **_fields(given))
+        takers = sorted(self._workers.keys() - self._engines)
+        if takers and not self._leaving:
+            self._workers[self._chance.choice(takers)].channel.send("adopt", **_fields(given))
+
+    def _follow(self, worker: Helper, number: int) -> None:
+        """Sends a signal to a worker that is about to stop itself, once it has."""
+        if worker.died_at is None and not worker.is_stopped():
+            self._reactor.after(_LOOK_S, lambda: self._follow(worker, number))
+            return
+        if number == signal.SIGKILL:
+            self._struck.add(worker.pid)
+        worker.signal(number)
 
     def _bury(self, slot: int, worker: Helper) -> None:
         assert worker.died_at is not None

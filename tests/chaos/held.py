@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from chaos.stamps import BLOCK_TOKENS, verify, write
+from chaos.stamps import BLOCK_TOKENS, stamps, verify, write
 from kvharbor.client import EpochEnded, Pool, Unavailable
 from kvharbor.client import Sequence as PoolSequence
 
@@ -37,12 +37,16 @@ class Fence:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """`tokens` are all that the sequence has, whether a call failed or not. `epochs` are those of its fence."""
+    """`tokens` are all that the sequence has, whether a call failed or not. `epochs` are those of its fence.
+
+    `variant` is that of its stamps.
+    """
 
     sequence: PoolSequence
     tokens: list[int]
     fence: Fence
     epochs: int
+    variant: str = ""
     _unanswered: tuple[int, list[int]] | None = field(default=None, init=False)
 
     def compute(self, pool: Pool, computed_tokens: int, new_tokens: Sequence[int] = ()) -> None:
@@ -57,17 +61,21 @@ class Held:
             self.sequence.extend(len(known) - self.sequence.capacity_tokens)
         computed_tokens = max(computed_tokens, self.sequence.computed_tokens)
         with self.fence.touching(self.epochs):
-            write(pool, self.sequence, self.sequence.computed_tokens, computed_tokens, known)
+            first = self.sequence.computed_tokens
+            write(
+                pool, self.sequence.slots(first, computed_tokens), stamps(known[:computed_tokens], self.variant)[first:]
+            )
         self._commit(computed_tokens, known)
 
     def verify(self, pool: Pool) -> int:
         """Compares every computed byte; returns how many whole blocks that were. Raises WrongBytes."""
         with self.fence.touching(self.epochs):
-            wrong = verify(pool, self.sequence, self.tokens)
+            end = self.sequence.computed_tokens
+            wrong = verify(pool, self.sequence.slots(0, end), stamps(self.tokens[:end], self.variant))
         if wrong is not None:
             # It may have been lost in the meantime: then this raises why.
             self.sequence.slots(0, 0)
-            raise WrongBytes(f"{self.sequence!r}: {asdict(wrong)}")
+            raise WrongBytes(f"{self.sequence!r} of generations {self.sequence.generations}: {asdict(wrong)}")
         return self.sequence.computed_tokens // BLOCK_TOKENS
 
     def _commit(self, computed_tokens: int, known: list[int]) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from chaos.channel import Channel, Message
@@ -49,6 +50,14 @@ class Helper:
         if self.died_at is None:
             with contextlib.suppress(ProcessLookupError):  # dead, and not yet noticed here
                 signal.pidfd_send_signal(self._pidfd, number)
+
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal, and is there."""
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] == "T"
 
     def kill(self) -> None:
         """Kills the process and waits for its end; nobody is told."""

@@ -12,6 +12,7 @@ from chaos.times import Times
 from chaos.witness import Witnesses
 
 _BACK_S = 30.0
+_STOPS = frozenset({Means.STOP, Means.STOP_AND_KILL, Means.BUSY_STOP, Means.BUSY_STOP_AND_KILL})
 # One compares what is before with what is after, the other ends calls under way.
 _OF_A_SERVICE = frozenset({Means.QUIET_KILL, Means.UPGRADE})
 
@@ -74,12 +75,17 @@ class Killer:
             self._report.blocks_verified += answer.get("checked", 0)
 
     def _strike_worker(self, strike: Strike) -> None:
-        slot = strike.slot
+        slot, stop_s = strike.slot, strike.stop_s
+        then = signal.SIGCONT if strike.means in (Means.STOP, Means.BUSY_STOP) else signal.SIGKILL
+        if strike.means in _STOPS:
+            self._report.worker_stops += 1
         if strike.means in (Means.STOP, Means.STOP_AND_KILL):
             self._crowd.strike(slot, signal.SIGSTOP)
-            self._report.worker_stops += 1
-            number = signal.SIGCONT if strike.means is Means.STOP else signal.SIGKILL
-            self._reactor.after(strike.stop_s, lambda: self._crowd.strike(slot, number))
+            self._reactor.after(stop_s, lambda: self._crowd.strike(slot, then))
+        elif strike.means in (Means.BUSY_STOP, Means.BUSY_STOP_AND_KILL):
+            self._crowd.have_strike_itself(slot, signal.SIGSTOP, stop_s=stop_s, then=then)
+        elif strike.means is Means.BUSY_KILL:
+            self._crowd.have_strike_itself(slot, signal.SIGKILL)
         else:
             self._crowd.strike(slot, signal.SIGTERM if strike.means is Means.TERM else signal.SIGKILL)
 
@@ -115,7 +121,8 @@ class Killer:
         self.kill_owner()
         after = self._witnesses.ask("snapshot").get("index", {})
         self._report.indexes_compared += 1
-        lost = [digest for digest, place in before.items() if after.get(digest) != place]
+        self._report.index_entries_compared += len(before)
+        lost = [digest for digest, places in before.items() if after.get(digest) != places]
         self._report.lost_committed_blocks += len(lost)
         if made_up := after.keys() - before.keys():
             self._report.faults.append(f"{len(made_up)} blocks are in the index that were not before the kill")

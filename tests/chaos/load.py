@@ -78,6 +78,9 @@ class Load:
         with contextlib.suppress(HandoffNotFound):
             self._yielding(lambda: self._adopt(given))
 
+    def settle(self) -> None:
+        """Waits for nothing any more: no call is under way."""
+
     def verify_all(self) -> None:
         """Verifies everything that is held."""
         for held in list(self._held):

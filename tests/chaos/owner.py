@@ -32,7 +32,8 @@ class Owner:
         paths = (str(_TESTS / "chaos" / "points"), str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")]))
         self._environment = {"CHAOS_BOARD": str(folder / "board"), "PYTHONPATH": os.pathsep.join(paths)}
         self._services: list[ServiceProcess] = []
-        self._child = self._buried = _NO_CHILD
+        self._child = _NO_CHILD
+        self._buried: set[int] = set()
         self._child_fd = -1
         self._is_ending = False
         self.target = f"unix:{self._socket}"
@@ -55,7 +56,7 @@ class Owner:
 
     def strike_standby(self) -> bool:
         """Kills the process that waits to take over; False if there is none now."""
-        waiting = set(_children(self._services[-1].process.pid)) - {self._child, self._buried}
+        waiting = set(_children(self._services[-1].process.pid)) - {self._child, *self._buried}
         if self._child:
             for pid in waiting:
                 with contextlib.suppress(ProcessLookupError):
@@ -127,8 +128,10 @@ class Owner:
     def _find_child(self) -> None:
         if self._is_ending:
             return
-        # The one that has just died is listed until the supervisor has reaped it.
-        children = [pid for pid in _children(self._services[-1].process.pid) if pid != self._buried]
+        # Those that have just died are listed until the supervisor has reaped them.
+        listed = _children(self._services[-1].process.pid)
+        self._buried &= {*listed}
+        children = [pid for pid in listed if pid not in self._buried]
         try:
             self._child_fd = os.pidfd_open(children[0])
         except (IndexError, ProcessLookupError):
@@ -141,7 +144,8 @@ class Owner:
     def _bury(self) -> None:
         self._reactor.forget(self._child_fd)
         os.close(self._child_fd)
-        self._buried, self._child = self._child, _NO_CHILD
+        self._buried.add(self._child)
+        self._child = _NO_CHILD
         self._died()
         self._find_child()
 

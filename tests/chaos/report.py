@@ -35,17 +35,40 @@ class Report:
     adoptions: int = 0
     warmups: int = 0
     shadows_switched: int = 0
+    engine_acts: int = 0
+    engine_acquires: int = 0
+    engine_hits_verified: int = 0
+    engine_blocks_verified: int = 0
+    engine_opaque_blocks_verified: int = 0
+    engine_resumed_blocks_verified: int = 0
+    engine_committed_blocks: int = 0
+    engine_leased_blocks: int = 0
+    engine_released_blocks: int = 0
+    engine_waits: int = 0
+    engine_grants: int = 0
+    engine_pending_seen: int = 0
+    engine_recalls: int = 0
+    engine_invalidated_blocks: int = 0
+    engine_invalidations_refused: int = 0
+    engine_bumps: int = 0
+    engine_streams_replaced: int = 0
+    decode_steps: int = 0
+    decoded_tokens: int = 0
+    decoded_blocks_verified: int = 0
     refusals: int = 0
     calls_without_owner: int = 0
     evicted_blocks: int = 0
     wrong_bytes: int = 0
     leaked_blocks: int = 0
     lost_committed_blocks: int = 0
+    lost_blocks: int = 0
     lost_sequences: int = 0
     lost_sessions: int = 0
+    left_private_blocks: int = 0
     new_epochs: int = 0
     invariants_checked: int = 0
     indexes_compared: int = 0
+    index_entries_compared: int = 0
     reclaim_samples: int = 0
     reclaim_p50_s: float | None = None
     reclaim_p99_s: float | None = None
@@ -65,11 +88,11 @@ class Report:
 
     def judge(self) -> bool:
         """Adds a fault for each promise that a figure breaks; returns whether there is none."""
-        for name in ("wrong_bytes", "leaked_blocks", "fd_growth"):
+        for name in ("wrong_bytes", "leaked_blocks", "left_private_blocks", "fd_growth"):
             if value := getattr(self, name):
                 self.faults.append(f"{name} is {value}, must be 0")
         if not self.supervisor_kills:
-            for name in ("lost_committed_blocks", "lost_sequences", "lost_sessions"):
+            for name in ("lost_committed_blocks", "lost_blocks", "lost_sequences", "lost_sessions"):
                 if value := getattr(self, name):
                     self.faults.append(f"{name} is {value}, must be 0 as no supervisor was killed")
         if self.rss_growth_bytes > MOST_GROWTH_BYTES:

@@ -75,10 +75,13 @@ class Run:
         self._killer.check()
         growth = [after - before for before, after in zip(self._usage, self._settled_usage(), strict=True)]
         self.report.rss_growth_bytes, self.report.fd_growth = growth
-        self._crowd.leave()
+        # With all sessions there: nothing may be held that their clients do not know of.
+        self._crowd.pause(letting_go=True)
         counts = self._witnesses.ask("settle")
+        self._crowd.leave()
         if counts:
             self.report.leaked_blocks = counts["total"] - counts["free"] - counts["cached"] - counts["warm"]
+            self.report.left_private_blocks = self._witnesses.ask("left_private").get("count", 0)
             counts = self._witnesses.ask("clear")
             self.report.leaked_blocks += counts["total"] - counts["free"] if counts else 0
         self._witnesses.end()

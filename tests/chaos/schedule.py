@@ -14,6 +14,9 @@ class Means(Enum):
     TERM = "term"
     STOP = "stop"  # and continued
     STOP_AND_KILL = "stop_and_kill"
+    BUSY_KILL = "busy_kill"  # by itself, in the midst of calls
+    BUSY_STOP = "busy_stop"
+    BUSY_STOP_AND_KILL = "busy_stop_and_kill"
     MARK = "mark"  # it kills itself at a marked point
     QUIET_KILL = "quiet_kill"  # while no call is under way, with the index compared before and after
     UPGRADE = "upgrade"  # replaced on purpose
@@ -57,7 +60,13 @@ class Strike:
 
 
 _MEANS = {
-    Target.WORKER: ((Means.KILL, 14), (Means.TERM, 3), (Means.STOP_AND_KILL, 3)),
+    Target.WORKER: (
+        (Means.KILL, 10),
+        (Means.BUSY_KILL, 6),
+        (Means.TERM, 3),
+        (Means.STOP_AND_KILL, 2),
+        (Means.BUSY_STOP_AND_KILL, 2),
+    ),
     Target.OWNER: ((Means.KILL, 6), (Means.MARK, 10), (Means.STOP_AND_KILL, 1), (Means.QUIET_KILL, 3)),
     Target.SUPERVISOR: ((Means.KILL, 3), (Means.TERM, 1)),
 }
@@ -86,6 +95,7 @@ def strikes(size: Size, seed: int, marks: Sequence[str]) -> list[Strike]:
         means, weights = zip(*_MEANS[target], strict=True)
         blows += [(target, chosen) for chosen in chance.choices(means, weights, k=count)]
         blows += [(target, Means.STOP)] * round(count * _STOPS_A_KILL)
+    blows += [(Target.WORKER, Means.BUSY_STOP)] * math.ceil(size.worker_kills * _STOPS_A_KILL)
     blows += [(Target.OWNER, Means.UPGRADE)] * math.ceil(size.owner_kills * _UPGRADES_A_KILL)
     blows += [(Target.OWNER, Means.STANDBY_KILL)] * math.ceil(size.owner_kills * _STANDBY_KILLS_A_KILL)
     chance.shuffle(blows)

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client import Pool
-from kvharbor.client import Sequence as PoolSequence
 from kvharbor.gpumem import DataType, Layout
 
 BLOCK_TOKENS = 16
@@ -27,13 +26,15 @@ _KEY = b"kvharbor chaos"
 Bytes = npt.NDArray[np.uint8]
 
 
+Slots = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
+"""Block and place in it of each token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wrong:
     """The first byte that is not what it must be."""
 
-    sequence_id: str
     block_id: int
-    generation: int
     token: int
     plane: str
     layer: int
@@ -41,9 +42,12 @@ class Wrong:
     seen: str
 
 
-def stamps(tokens: Sequence[int]) -> Bytes:
-    """Returns what every token's KV must be, `[token, part, head, dim]`; a part is one layer of one plane."""
-    chain = hashlib.shake_128(_KEY)
+def stamps(tokens: Sequence[int], variant: str = "") -> Bytes:
+    """Returns what every token's KV must be, `[token, part, head, dim]`; a part is one layer of one plane.
+
+    `variant` stands for the weights and whatever else namespaces tell apart: no two of them have the same bytes.
+    """
+    chain = hashlib.shake_128(_KEY + variant.encode())
     streams = bytearray()
     for token in tokens:
         chain.update(struct.pack("<I", token))
@@ -51,41 +55,28 @@ def stamps(tokens: Sequence[int]) -> Bytes:
     return np.frombuffer(bytes(streams), np.uint8).reshape(len(tokens), len(_PARTS), *_PART_SHAPE)
 
 
-def write(pool: Pool, sequence: PoolSequence, first: int, end: int, tokens: Sequence[int]) -> None:
-    """Writes the KV of tokens [first, end); `tokens` are the sequence's from its start."""
-    slots = sequence.slots(first, end)
-    fresh = stamps(tokens[:end])[first:]
+def slots(block_ids: Sequence[int] | npt.NDArray[Any], first: int, end: int) -> Slots:
+    """Returns where tokens [first, end) of a table are."""
+    entries, offsets = np.divmod(np.arange(first, end), BLOCK_TOKENS)
+    return np.asarray(block_ids, np.int64)[entries], offsets
+
+
+def write(pool: Pool, places: Slots, values: Bytes) -> None:
+    """Writes the KV of a token into each of the places."""
     for part, (plane, layer) in enumerate(_PARTS):
-        pool.views.numpy(plane, layer)[slots] = fresh[:, part]
+        pool.views.numpy(plane, layer)[places] = values[:, part]
 
 
-def verify(pool: Pool, sequence: PoolSequence, tokens: Sequence[int]) -> Wrong | None:
-    """Compares all tokens that count as computed with what they must be; returns the first difference."""
-    end = sequence.computed_tokens
-    expected = stamps(tokens[:end])
+def verify(pool: Pool, places: Slots, expected: Bytes) -> Wrong | None:
+    """Compares the KV in the places with what it must be; returns the first difference."""
     seen = np.empty_like(expected)
-    slots = sequence.slots(0, end)
     for part, (plane, layer) in enumerate(_PARTS):
-        seen[:, part] = pool.views.numpy(plane, layer)[slots]
+        seen[:, part] = pool.views.numpy(plane, layer)[places]
     if np.array_equal(expected, seen):
         return None
-    return _first_difference(sequence, expected, seen)
-
-
-def _first_difference(sequence: PoolSequence, expected: Bytes, seen: Bytes) -> Wrong:
     token, part = (int(place) for place in np.argwhere((expected != seen).any(axis=(2, 3)))[0])
-    position = token // BLOCK_TOKENS
     plane, layer = _PARTS[part]
-    return Wrong(
-        sequence.id,
-        int(sequence.table[position]),
-        int(sequence.generations[position]),
-        token,
-        plane,
-        layer,
-        _shown(expected[token, part]),
-        _shown(seen[token, part]),
-    )
+    return Wrong(int(places[0][token]), token, plane, layer, _shown(expected[token, part]), _shown(seen[token, part]))
 
 
 def _shown(values: npt.NDArray[Any]) -> str:

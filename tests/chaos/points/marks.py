@@ -44,10 +44,10 @@ MARKS = {
     "ledger: a state word": Mark(f"{_POOL}.ledger", "Ledger.__init__", When.STORES, ("words",)),
     "ledger: a stamp": Mark(f"{_POOL}.ledger", "Ledger.__init__", When.STORES, ("stamps",)),
     "ledger: a record": Mark(
-        f"{_POOL}.ledger",
-        "Ledger.__init__",
+        f"{_POOL}.records",
+        "Records.__init__",
         When.STORES,
-        ("_ages", "_parent_ages", "_checksums", "_keys", "_overflows"),
+        ("ages", "parents", "parent_ages", "_digests", "_contents", "_overflows"),
     ),
     "ledger: a cell": Mark(f"{_POOL}.cells", "Cells.__init__", When.STORES, ("_bytes", "_halves", "_words")),
     "fork: reserved, nothing copied": Mark("kvharbor.gpumem.copies", "copy_blocks", When.BEFORE),
@@ -58,6 +58,15 @@ MARKS = {
     "hand-off: given or taken": Mark(f"{_POOL}.handoff", "_end", When.AFTER),
     "release: before blocks are free": Mark(f"{_POOL}.blocks", "Blocks.release_private", When.BEFORE),
     "release: holds given back": Mark(f"{_POOL}.blocks", "Blocks.unhold", When.AFTER),
+    "commit of own blocks: published, not yet the session's": Mark(
+        f"{_POOL}.block_publication", "_take_over", When.BEFORE
+    ),
+    "release of own blocks: before it": Mark(f"{_POOL}.block_release", "give_back", When.BEFORE),
+    "release of own blocks: after it": Mark(f"{_POOL}.block_release", "give_back", When.AFTER),
+    "invalidation: before blocks are the session's again": Mark(f"{_POOL}.blocks", "Blocks.withdraw", When.BEFORE),
+    "invalidation: withdrawn, still in the tree": Mark(f"{_POOL}.blocks", "Blocks.withdraw", When.AFTER),
+    "retirement: noted, nothing freed": Mark(f"{_POOL}.namespaces", "Namespaces.retire", When.AFTER),
+    "retirement: before a slice": Mark(f"{_POOL}.state", "State.free_retired", When.BEFORE),
     "recovery: namespaces restored": _at_return("recovery", "_restore_namespaces", When.AFTER),
     "recovery: committed blocks restored": _at_return("recovery", "_restore_committed", When.AFTER),
     "recovery: a pin": _at_return("recovery", "_restore_pin", When.AFTER),
@@ -67,6 +76,8 @@ MARKS = {
     "resume: a sequence, checked": _at_return("resume", "_check_fields", When.AFTER),
     "resume: a sequence, before its own blocks": _at_return("resume", "_own_reserved", When.BEFORE),
     "resume: a sequence, with its own blocks": _at_return("resume", "_own_reserved", When.AFTER),
+    "resume: a block of its own, taken up": _at_return("block_resume", "_take_up", When.AFTER),
+    "resume: a committed block, held": _at_return("block_resume", "_hold", When.AFTER),
     "resume: all sequences named": _at_return("resume", "finish_resume", When.BEFORE),
     "resume: a session settled": _at_return("lifecycle", "settle", When.BEFORE),
 }

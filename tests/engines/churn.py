@@ -37,7 +37,8 @@ class Churn:
         self.aborted: set[str] = set()
         for name in ("a", "b"):
             config = vllm_config(asynchronous=asynchronous, policy=policy, chunk_tokens=chunk_tokens)
-            engine = Engine(name, self.world, self.owner.session(), config, block_count, mutate)
+            session = self.owner.session()
+            engine = Engine(name, self.world, session, config, block_count, mutate, session.store)
             engine.watch_returns(self.owner)
             self.engines.append(engine)
 
@@ -65,6 +66,7 @@ class Churn:
     def check(self) -> None:
         """Nothing is held, every block can be had, and each answer is that of an engine without a cache."""
         for engine in self.engines:
+            assert not any(len(store) for store in engine.calls.stores)
             assert not engine.calls.direct
             assert not engine.scheduler._pool.held
             assert len(engine.scheduler._pool.cached_block_hash_to_block) == 0

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.fake_owner import Block, FakeOwner, FakeWait
+from engines.fake_store import FakeStore
+from fake_computing import FakeComputing
 from kvharbor.client import (
     Acquired,
     BlockNotHeld,
@@ -21,7 +23,7 @@ from kvharbor.client import (
 
 KEY_BYTES = 32
 IDLE = 500
-"""Ticks without a commit after which nobody is told any more of what a session computes."""
+"""Ticks without a commit after which nobody is told any more of what a session computes, unless a step is under way."""
 
 
 @dataclass
@@ -54,6 +56,8 @@ class FakeBlockCalls:
     on_refusal: Callable[[HarborError], object] | None = None
     tells_pending: bool = False
     committed: int = 0
+    stores: list[FakeStore] = field(default_factory=list)
+    computing: FakeComputing = field(default_factory=FakeComputing)
 
     @property
     def status(self) -> FakeStatus:
@@ -70,9 +74,9 @@ class FakeBlockCalls:
                 continue
             result = self.try_chain(chain)
             if isinstance(result.refusal, PoolExhausted):
-                self._recall()
                 if wait_s:
                     result = Acquired(waiting=True, refusal=result.refusal, grant=self._queued(chain))
+                self._recall()
             results.append(result)
         self.owner.check()
         return results
@@ -86,6 +90,16 @@ class FakeBlockCalls:
         taken = self.owner.take(self, count, set())
         self.owner.check()
         return Leased(_run(taken))
+
+    def lease_ahead(self, want: int) -> list[tuple[int, int]]:
+        """Leases for a store what is there: while others wait no more than one."""
+        count = min(want, self.owner.available(set()), 1 if self.owner.queue else want)
+        return [*_run(self.owner.take(self, count, set()))]
+
+    def store(self) -> FakeStore:
+        """Returns a store of the session, which others get back."""
+        self.stores.append(FakeStore(self))
+        return self.stores[-1]
 
     def commit(self, chains: Sequence[CommitChain]) -> None:
         self.calls["commit"] += 1
@@ -154,8 +168,8 @@ class FakeBlockCalls:
             return None
         marks, now = self.owner.computing, next(self.owner.clock)
         namespace = self._namespace(chain)
-        session = marks.get((namespace, keys[0]))
-        if session is not None and session is not self and now - session.committed < IDLE:
+        session = marks.get((namespace, keys[0]), self)
+        if session is not self and (session.computing.is_under_way or now - session.committed < IDLE):
             return Pending(len(keys), "another", 0.0)
         if chain.computes:
             self.committed = now
@@ -200,6 +214,9 @@ class FakeBlockCalls:
 
     def _recall(self) -> None:
         self.owner.recall_count += 1
+        for session in self.owner.sessions:
+            for store in session.stores:
+                store.rest()
 
 
 def _run(blocks: list[Block]) -> BlockRun:

@@ -95,6 +95,7 @@ class Engine:
         config: VllmConfig,
         block_count: int,
         mutate: "Mutation | None" = None,
+        make_store: Callable[[], Any] = lambda: None,
     ) -> None:
         init_none_hash(HASH)
         scheduler_module.IDLE_S = 0.0
@@ -103,7 +104,11 @@ class Engine:
         self.calls = calls
         self.depth = 2 if config.scheduler_config.async_scheduling else 1
         base = HarborAsyncScheduler if config.scheduler_config.async_scheduling else HarborScheduler
-        kind = type("TestedScheduler", (base,), {"_open": lambda *_: (Stamp("token", "pool"), None, calls)})
+        own = {
+            "_open": lambda *_: (Stamp("token", "pool"), None, calls),
+            "_make_store": lambda *_: make_store(),
+        }
+        kind = type("TestedScheduler", (base,), own)
         config.cache_config.num_gpu_blocks = block_count
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=16, dtype=torch.float32)
         self.scheduler = kind(
@@ -131,20 +136,20 @@ class Engine:
 
     # Events
 
-    def add(self, request_id: str, prompt: list[int], answer_count: int, *, salt: str = "", priority: int = 0) -> None:
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            sampling_params=SamplingParams(max_tokens=answer_count, ignore_eos=True, temperature=0.0),
-            pooling_params=None,
-            cache_salt=salt or None,
-            priority=priority,
-            block_hasher=get_request_block_hasher(BLOCK_TOKENS, HASH),
-        )
+    def add(self, request_id: str, prompt: list[int], answer_count: int, *, salt: str = "", **more: Any) -> None:
+        """A request comes; `more` is as vLLM's Request has it."""
         self.world.salts[request_id] = salt
         self.tokens[request_id] = [*prompt]
         self.answers[request_id] = []
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(_request(request_id, prompt, answer_count, cache_salt=salt or None, **more))
+
+    def go_on(self, request_id: str, more: list[int], answer_count: int) -> None:
+        """More input comes for a request that is resumable and has been answered so far."""
+        self.scheduler.add_request(_request(request_id, more, answer_count, resumable=True))
+        request = self.scheduler.requests[request_id]
+        self.tokens[request_id] = [*request.all_token_ids]
+        del self.content[request_id][request.num_computed_tokens :]
+        self.answers[request_id] = []
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
@@ -255,6 +260,17 @@ class Engine:
                 raise HandedBackTooEarly(f"{self.name}: block {block}")
 
         owner.watchers.append(returned)
+
+
+def _request(request_id: str, prompt: list[int], answer_count: int, **more: Any) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=[*prompt],
+        sampling_params=SamplingParams(max_tokens=answer_count, ignore_eos=True, temperature=0.0),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(BLOCK_TOKENS, HASH),
+        **more,
+    )
 
 
 def expected_token(content: int) -> int:

@@ -1,6 +1,7 @@
 """vLLM's schedulers on the real service: the same random events, and what the service then says."""
 
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from engines.scheduler_configs import BLOCK_TOKENS, vllm_config
 from engines.scheduler_world import Engine, World, expected_answer, prompt
-from kvharbor.client import Pool, connect
+from kvharbor.client import Credits, Pool, connect
 from kvharbor.gpumem import DataType, Layout, Plane
 from service_process import ServiceProcess
 
@@ -36,7 +37,14 @@ def test_churn_on_the_service(engine_service: ServiceProcess, asynchronous: bool
     asked: dict[str, tuple[Engine, list[int], int]] = {}
     with two_pools(engine_service, f"churn-{asynchronous}-{killed}") as pools:
         engines = [
-            Engine(name, world, pool.blocks, vllm_config(asynchronous=asynchronous), BLOCK_COUNT)
+            Engine(
+                name,
+                world,
+                pool.blocks,
+                vllm_config(asynchronous=asynchronous),
+                BLOCK_COUNT,
+                make_store=functools.partial(Credits, pool, 1, idle_s=SECONDS),
+            )
             for name, pool in zip("ab", pools, strict=True)
         ]
         for number in range(600):

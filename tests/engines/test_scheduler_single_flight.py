@@ -3,6 +3,8 @@
 import pytest
 
 from engines.churn import Churn
+from engines.fake_block_calls import IDLE
+from kvharbor.engines.vllm import admission
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,6 +35,52 @@ def test_a_prompt_that_another_engine_computes_is_computed_once(asynchronous: bo
     churn.drain()
     churn.check()
     assert second.cached["waits"] == 240
+
+
+@KINDS
+def test_a_step_that_lasts_is_waited_for(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[E17] Until it is over, however long it takes, and though nothing is committed meanwhile."""
+    monkeypatch.setattr(admission, "PROBE_S", 0.0)
+    churn = told(asynchronous=asynchronous)
+    first, second = churn.engines
+    tokens = [*range(246)]
+    churn.ask("computes", first, tokens, 4)
+    first.schedule()
+    churn.ask("waits", second, tokens, 4)
+    for _ in range(2 * IDLE):
+        second.step()
+    assert "waits" not in second.cached
+    assert second.calls.calls["acquire"] > IDLE
+    churn.drain()
+    churn.check()
+    assert second.cached["waits"] == 240
+    assert not first.calls.computing.is_under_way
+
+
+@KINDS
+def test_a_step_is_over_when_it_was_taken_in(asynchronous: bool) -> None:
+    """[E17] And begins when it is scheduled, the next one of two too; one without a request is none."""
+    churn = told(asynchronous=asynchronous)
+    first, second = churn.engines
+    computing = first.calls.computing
+    churn.ask("computes", first, [*range(246)], 4)
+    first.schedule()
+    assert computing.is_under_way
+    if asynchronous:
+        first.schedule()
+        first.update()
+        assert computing.is_under_way
+    first.update()
+    assert not computing.is_under_way
+    churn.ask("runs", second, [*range(300, 546)], 4)
+    churn.ask("waits", first, [*range(300, 546)], 4)
+    first.abort("computes")
+    second.schedule()
+    first.schedule()
+    assert not computing.is_under_way
+    churn.aborted.add("computes")
+    churn.drain()
+    churn.check()
 
 
 @KINDS

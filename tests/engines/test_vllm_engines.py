@@ -36,6 +36,13 @@ def test_the_second_engine_begins_warm_and_says_what_a_plain_one_does(
     with opened(engine_service) as pool:
         stats = settled(pool)
         assert stats.total_block_count == stats.cached_block_count + stats.free_block_count
+        shared = {
+            (one.engine.name, stats.engines[reuse.engine_index].engine.name)
+            for place, one in enumerate(stats.engines)
+            for reuse in one.reuses
+            if reuse.engine_index != place
+        }
+    assert shared == {("vllm", "vllm")}  # each has reused of the other [U2]
 
 
 def test_a_decode_step_makes_no_call(engines: tuple[Any, Any, Any]) -> None:

@@ -64,11 +64,12 @@ def test_an_engine_of_several_processes_is_killed(
 def test_engines_that_differ_are_refused_by_what_differs(
     engines: tuple[Any, Any, Any], start_engine: StartEngine
 ) -> None:
-    """Another type of KV, and engines with half of the plugin only."""
+    """Another type of KV, engines with half of the plugin only, and one whose longest request does not fit."""
     started = {
         "planes.kv.data_type": start_engine(dtype="bfloat16"),
         "the scheduler of this engine is vLLM's own": start_engine(scheduler_cls=None),
         "the worker of this engine is vllm.v1.worker": start_engine(worker_cls="auto"),
+        "requests larger than the pool (here max_model_len=2048": start_engine(max_model_len=2048),
     }
     for reason, engine in started.items():
         with pytest.raises(EngineFailed) as refused:

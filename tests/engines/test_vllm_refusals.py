@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 UNSUPPORTED: dict[str, tuple[str, object]] = {
     "prefix caching": ("cache_config.enable_prefix_caching", False),
     "only one process": ("cache_config.prefix_caching_hash_algo", "xxhash"),
+    "number of blocks": ("cache_config.num_gpu_blocks_override", 100),
     "speculative decoding": ("speculative_config", SimpleNamespace()),
     "KV connectors": ("kv_transfer_config", SimpleNamespace()),
     "events": ("kv_events_config", SimpleNamespace(enable_kv_cache_events=True)),

@@ -14,6 +14,7 @@ from kvharbor.engines.vllm.errors import (
     VllmEngineError,
 )
 from kvharbor.engines.vllm.settings import Settings, engine_args, serve_arguments
+from kvharbor.engines.vllm.versions import importing_vllm
 
 if TYPE_CHECKING:
     from kvharbor.engines.vllm.scheduler import HarborScheduler
@@ -35,12 +36,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HarborWorker":
-        from kvharbor.engines.vllm.worker import HarborWorker
+    with importing_vllm():
+        if name == "HarborWorker":
+            from kvharbor.engines.vllm.worker import HarborWorker
 
-        return HarborWorker
-    if name == "HarborScheduler":
-        from kvharbor.engines.vllm.scheduler import HarborScheduler
+            return HarborWorker
+        if name == "HarborScheduler":
+            from kvharbor.engines.vllm.scheduler import HarborScheduler
 
-        return HarborScheduler
+            return HarborScheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

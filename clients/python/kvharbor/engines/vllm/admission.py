@@ -5,6 +5,7 @@ then on, and for room for all the rest, or nothing. Where there is none the requ
 with those of other engines, and keeps nothing meanwhile, so that no two engines wait for each other.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +26,7 @@ WAIT_S = 30.0
 ROUNDS = 4
 """A prompt that is there already costs a step little, so that more requests fit in than it seemed at first."""
 PROBE_S = 0.01
-PARKED_S = 20.0
-"""How long a request waits at most for what another engine computes of it, and how often it looks."""
-
+"""Before a request that waits for what another engine computes of it looks again how that is."""
 AWAY_S = 0.05
 TOO_LARGE_S = 1.0
 """Before it is asked again, where the service is away, or a request is larger than what the pool can ever give."""
@@ -54,13 +53,6 @@ class _Wait:
     released: set[tuple[int, int]] = field(default_factory=set)
 
 
-@dataclass(slots=True, eq=False)
-class _Parked:
-    """A request that another engine computes a prefix of, and how long to wait for that."""
-
-    until_s: float
-
-
 class Admission:
     """Holds blocks for waiting requests, of one scheduler. `flush` sends what is to be released."""
 
@@ -83,13 +75,14 @@ class Admission:
         self._clock = clock
         self._reserved: dict[str, _Reservation] = {}
         self._waits: dict[str, _Wait] = {}
-        self._parked: dict[str, _Parked] = {}
+        # Requests that another engine computes a prefix of.
+        self._parked: set[str] = set()
         self._not_before_s: dict[str, float] = {}
 
     @property
     def lacking(self) -> int:
         """Free blocks that those need who may enter."""
-        return sum(each.lacking for each in self._reserved.values())
+        return sum(each.lacking for each in self._reserved.values()) if self._reserved else 0
 
     def may_enter(self, request: Request) -> bool:
         """Whether a waiting request has all of its blocks; those that have some already need no more at once."""
@@ -99,9 +92,12 @@ class Admission:
         """Asks for what those need who could be admitted in the next step, in the order of vLLM's queue."""
         # First, so that no hold which a grant brings is ended by a release of before.
         self._flush()
-        for name in {*self._reserved, *self._waits, *self._parked} - scheduler.requests.keys():
-            self.forget(name)
-        self._poll()
+        if self._reserved or self._waits or self._parked:
+            for name in {*self._reserved, *self._waits, *self._parked} - scheduler.requests.keys():
+                self.forget(name)
+            self._poll()
+        if not scheduler.waiting:
+            return
         if scheduler.pause_state is not PauseState.UNPAUSED or self._is_postponed(EVERYBODY):
             return
         for _ in range(ROUNDS):
@@ -117,7 +113,7 @@ class Admission:
     def forget(self, request_id: str) -> None:
         """A request waits no more."""
         self._drop(request_id)
-        self._parked.pop(request_id, None)
+        self._parked.discard(request_id)
         self._not_before_s.pop(request_id, None)
         wait = self._waits.pop(request_id, None)
         if wait is not None:
@@ -183,6 +179,10 @@ class Admission:
         self._flush()  # what probing has given back
         pinned = [self._pool.pin_hits(candidate.keys) for candidate in batch]
         chains = [self._chain(*pair) for pair in zip(batch, pinned, strict=True)]
+        if self._has_no_spare_block(batch):
+            # So that the step behind their admission need not ask for it.
+            last = chains[-1]
+            chains[-1] = dataclasses.replace(last, table_block_count=last.table_block_count + 1)
         try:
             results = self._calls.acquire(chains, wait_s=WAIT_S)
         except Unavailable as away:
@@ -191,6 +191,14 @@ class Admission:
         for candidate, pins, result in zip(batch, pinned, results, strict=True):
             self._take(candidate, pins, result)
         return all(result.refusal is None for result in results)
+
+    def _has_no_spare_block(self, batch: list[Candidate]) -> bool:
+        """Whether one more than all need should be leased: where there is none here, and plenty elsewhere."""
+        if self._pool.free_block_queue.num_free_blocks > self.lacking or batch[-1].request.request_id in self._parked:
+            return False
+        needed = sum(candidate.block_count for candidate in batch)
+        status = self._calls.status
+        return status.available_block_count > needed and not status.waiting_count
 
     def _chain(self, candidate: Candidate, pins: list[KVCacheBlock]) -> Chain:
         # The service does not know yet of blocks whose step is under way; they need no room all the same.
@@ -232,14 +240,15 @@ class Admission:
         self._reserved[name] = _Reservation([*pins, *adopted], candidate.block_count - hits, hits)
 
     def _parks(self, name: str, result: Acquired) -> bool:
-        """Whether to wait for what another engine is computing of the prompt: it is cheaper, and holds nothing."""
-        now_s = self._clock()
-        parked = self._parked.get(name) or _Parked(now_s + PARKED_S)
-        if result.pending is None or now_s >= parked.until_s:
-            self._parked.pop(name, None)
+        """Whether to wait for what another engine is computing of the prompt: it is cheaper, and holds nothing.
+
+        The service says how long: until that is there, or the other has not been heard of for too long [W5].
+        """
+        if result.pending is None or result.pending.has_stalled:
+            self._parked.discard(name)
             return False
-        self._parked[name] = parked
-        self._not_before_s[name] = now_s + PROBE_S
+        self._parked.add(name)
+        self._not_before_s[name] = self._clock() + PROBE_S
         return True
 
     # Waiting

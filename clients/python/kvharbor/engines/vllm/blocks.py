@@ -191,9 +191,10 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
 
     def get_num_free_blocks(self) -> int:
         """Returns how many blocks can be had at once."""
-        if not self.free_block_queue.num_free_blocks and self.when_empty is not None:
-            self.when_empty()
         count: int = self.free_block_queue.num_free_blocks
+        if not count and self.when_empty is not None:
+            self.when_empty()
+            count = self.free_block_queue.num_free_blocks
         return count
 
     def get_usage(self) -> float:

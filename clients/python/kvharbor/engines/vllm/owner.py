@@ -32,14 +32,31 @@ class Store(Protocol):
     def take(self, block_count: int) -> BlockRun:
         """Returns so many, without a call, or raises PoolExhausted."""
 
-    def give_back(self, block_count: int) -> int:
-        """Releases up to so many."""
+    def stock_up(self) -> None:
+        """Has it refilled, in the background."""
+
+    def rest(self) -> None:
+        """Releases all of it, as nothing runs."""
+
+
+class Computing(Protocol):
+    """Whether a step is under way: the client's Computing."""
+
+    def begin(self) -> None:
+        """A step has begun."""
+
+    def end(self) -> None:
+        """None is under way."""
 
 
 class BlockCalls(Protocol):
     """`Pool.blocks` of the client; see there."""
 
     on_refusal: Callable[[HarborError], object] | None
+
+    @property
+    def computing(self) -> Computing:
+        """What is said of steps that last."""
 
     @property
     def status(self) -> Status:

@@ -1,7 +1,7 @@
 """From a step's blocks to the service: published when the step has run, and not before [E22].
 
 vLLM gives blocks their hashes when it schedules the step that fills them. Told to others then, they would attend over
-bytes that are not there yet.
+bytes that are not there yet. Those who wait for them are told that the step is under way [E17].
 """
 
 from collections import deque
@@ -26,6 +26,7 @@ class Publication:
     def __init__(self, pool: HarborBlockPool, calls: BlockCalls, namespace: Namespace) -> None:
         self._pool = pool
         self._calls = calls
+        self._computing = calls.computing
         self.namespace = namespace
         self._under_way: deque[_Step] = deque()
 
@@ -47,14 +48,19 @@ class Publication:
             else:
                 self._pool.withdraw(filled)
         self._under_way.append(_Step(output, kept[::-1]))
+        if output.total_num_scheduled_tokens:
+            self._computing.begin()
 
     def has_run(self, output: Any) -> None:
         """Publishes what this step has filled; vLLM tells of steps in the order in which it has scheduled them."""
+        self._computing.end()
         while self._under_way:
             step = self._under_way.popleft()
             self._publish(step.filled)
             if step.output is output:
-                return
+                break
+        if self._under_way:
+            self._computing.begin()
 
     def written(self) -> None:
         """Publishes what was given hashes since the step's end, of which vLLM only then knows the last tokens."""

@@ -26,7 +26,7 @@ class Room:
         pool: HarborBlockPool,
         calls: BlockCalls,
         flush: Callable[[], None],
-        make_store: Callable[[], Store] | None = None,
+        make_store: Callable[[], Store | None],
     ) -> None:
         self._pool = pool
         self._calls = calls
@@ -67,25 +67,35 @@ class Room:
         too_many = self.free_count - owed - self._spare_count()
         if too_many > 0:
             self._pool.give_back_free(too_many)
-        if self._store is not None and not self.running_count and len(self._store):
-            self._store.give_back(len(self._store))
+        if not self.running_count:
+            if self._store is not None:
+                self._store.rest()
+        elif too_many < 0 and (store := self._kept_store()) is not None:
+            # In time for the next step, which else would have to ask.
+            store.stock_up()
 
     def _spare_count(self) -> int:
         status = self._calls.status
-        recalled, self._recall_count = status.recall_count != self._recall_count, status.recall_count
+        before, self._recall_count = self._recall_count, status.recall_count
+        recalled = self._recall_count != before
         return 0 if recalled or status.waiting_count or not self.running_count else 1
 
     def _take_from_store(self) -> bool:
-        if self._make_store is None:
+        store = self._kept_store()
+        if store is None:
             return False
-        if self._store is None:
-            self._store = self._make_store()
-        self._store.target_block_count = 1 + self.running_count // RUNNING_PER_SPARE
         try:
-            self._pool.lend(self._store.take(1))
+            self._pool.lend(store.take(1))
         except PoolExhausted:
             return False
         return True
+
+    def _kept_store(self) -> Store | None:
+        if self._store is None:
+            self._store = self._make_store()
+        if self._store is not None:
+            self._store.target_block_count = 1 + self.running_count // RUNNING_PER_SPARE
+        return self._store
 
     def _lease(self, least: int, want: int, *, growth: bool) -> bool:
         if self._calls.status.available_block_count < least:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -22,12 +23,12 @@ from kvharbor.engines.vllm.admission import Admission
 from kvharbor.engines.vllm.blocks import HarborBlockPool
 from kvharbor.engines.vllm.errors import ContractBroken, FeatureUnsupported
 from kvharbor.engines.vllm.layout import known_part, require_known_part
-from kvharbor.engines.vllm.owner import BlockCalls
+from kvharbor.engines.vllm.owner import BlockCalls, Store
 from kvharbor.engines.vllm.publication import Publication
 from kvharbor.engines.vllm.room import Room
 from kvharbor.engines.vllm.session import STAMP, Attachment, Stamp, connected, handover, pool_info
 from kvharbor.engines.vllm.settings import Settings
-from kvharbor.engines.vllm.support import require_supported, require_worker
+from kvharbor.engines.vllm.support import require_fit, require_supported, require_worker
 
 STORE_IDLE_S = 60.0
 IDLE_S = 0.002
@@ -42,6 +43,8 @@ class HarborSchedulerMixin:
     requests: dict[str, Request]
     running: list[Request]
     waiting: Any
+    kv_holding_waiting: Any
+    _inflight_prefills: set[Request]
     kv_cache_manager: Any
     kv_cache_config: Any
     vllm_config: Any
@@ -64,7 +67,7 @@ class HarborSchedulerMixin:
         self._admission = Admission(
             self._pool, calls, namespace, self._flush, max_model_len=vllm_config.model_config.max_model_len
         )
-        self._room = Room(self._pool, calls, self._flush, self._make_store if self._attachment else None)
+        self._room = Room(self._pool, calls, self._flush, self._make_store)
         self._pool.when_empty = self._room.when_empty
         self._pool.when_reset = self._outdate
         self._pool.available_elsewhere = lambda: calls.status.available_block_count
@@ -83,7 +86,7 @@ class HarborSchedulerMixin:
         self._room.begin_step(len(self.running))
         self._room.trim(self._owed())
         self._flush()
-        if not output.num_scheduled_tokens and self.waiting and not self.running:
+        if not output.num_scheduled_tokens and not self.running and (self.waiting or self.kv_holding_waiting):
             time.sleep(IDLE_S)
         return output
 
@@ -108,6 +111,15 @@ class HarborSchedulerMixin:
             self._give_back_idle()
         return finished
 
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Pauses or goes on. A pause has no end of its own: what is held for those who wait goes back first."""
+        super().set_pause_state(pause_state)  # type: ignore[misc]
+        if pause_state is not PauseState.UNPAUSED:
+            self._admission.forget_all()
+            self._room.begin_step(0)
+            self._room.trim(0)
+            self._flush()
+
     def shutdown(self) -> None:
         """Ends the session; vLLM has ended the workers before."""
         super().shutdown()  # type: ignore[misc]
@@ -128,11 +140,13 @@ class HarborSchedulerMixin:
             self._flush()
 
     def _owed(self) -> int:
-        """Free blocks that admitted prompts still need, and those that may enter."""
+        """Free blocks that admitted prompts still need, those that may enter, and sessions whose input goes on."""
         owed = self._admission.lacking
+        if not self._inflight_prefills and not self.kv_holding_waiting:  # as when all decode
+            return owed
         tables = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-        for request in self._inflight_prefills:  # type: ignore[attr-defined]
-            if request.status == RequestStatus.RUNNING:
+        for request in [*self._inflight_prefills, *self.kv_holding_waiting]:
+            if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING):
                 block_count = -(-request.num_tokens // self._pool.hash_block_size)
                 owed += max(0, block_count - len(tables.get(request.request_id, ())))
         return owed
@@ -144,8 +158,8 @@ class HarborSchedulerMixin:
         self._flush()
 
     def _flush(self) -> None:
-        released = self._pool.take_released()
-        if len(released):
+        if self._pool.has_released:
+            released = self._pool.take_released()
             self._admission.note_released(released)
             self._calls.release(released)
 
@@ -153,7 +167,8 @@ class HarborSchedulerMixin:
         """Goes on with a version of its own [E26], which it names itself: nothing of before is a hit from now on."""
         self._admission.forget_all()
         self._publication.forget()
-        self._pool.outdate(request.request_id for request in self.running)
+        # All that are here: between two inputs of a session its blocks are kept by a request that does not run.
+        self._pool.outdate(self.requests)
         self._flush()
         namespace = dataclasses.replace(self._admission.namespace, version=secrets.token_hex(16))
         self._admission.namespace = self._publication.namespace = namespace
@@ -174,13 +189,7 @@ class HarborSchedulerMixin:
             raise FeatureUnsupported(
                 "hits of parts of blocks", f"of {pool.hash_block_size} tokens", "unset prefix_match_unit"
             )
-        usable, longest = (pool.num_gpu_blocks - 1) * block_tokens, self.vllm_config.model_config.max_model_len
-        if usable < longest:
-            raise FeatureUnsupported(
-                "requests larger than the pool",
-                f"max_model_len={longest}, and the pool has {usable} tokens",
-                "make the pool larger, or max_model_len smaller",
-            )
+        require_fit(self.vllm_config, pool.num_gpu_blocks, block_tokens)
 
     def _open(self, settings: Settings) -> tuple[Stamp, Attachment | None, BlockCalls]:
         """Returns the session to speak for, with the block calls of its pool."""
@@ -207,8 +216,9 @@ class HarborSchedulerMixin:
             harbor.close()
             raise
 
-    def _make_store(self) -> Credits:
-        assert self._attachment is not None
+    def _make_store(self) -> Store | None:
+        if self._attachment is None:
+            return None
         # It is given back here when nothing runs, and otherwise when others need room.
         return Credits(self._attachment.pool, 1, idle_s=STORE_IDLE_S)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvharbor.client import Harbor, Pool, PoolInfo, PoolNotFound, connect
 from kvharbor.client.pool_names import pool_named
+from kvharbor.engines.naming import running_engine
 from kvharbor.engines.vllm.errors import ContractBroken, PluginIncomplete
 from kvharbor.engines.vllm.settings import Settings
 from kvharbor.engines.vllm.versions import vllm_version
@@ -65,9 +66,11 @@ def connected(settings: Settings, role: str) -> Harbor:
 
     Its calls do not wait while the service is away: the requests that run go on meanwhile.
     """
+    version = vllm_version()
     return connect(
         settings.endpoint or None,
-        client_name=f"vllm/{vllm_version()} {role}",
+        client_name=f"vllm/{version} {role}",
+        engine=running_engine("vllm", version, settings.instance),
         timeout_s=settings.timeout_s,
         away_wait_s=0.0,
     )

@@ -4,9 +4,10 @@ import dataclasses
 import json
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from kvharbor.client.sizes import size_bytes
+from kvharbor.engines.setting_checks import unknown_setting, wrong_setting
 from kvharbor.engines.vllm.errors import SettingInvalid
 
 KEY = "kvharbor"
@@ -22,7 +23,8 @@ class Settings:
 
     `endpoint` is the service's Unix socket; empty: as `kvharbor.client.connect()` finds it. `size` of the pool counts
     where the engine is the first to open it; 0: what is left of the service's memory. `model` names what the engine
-    computes; empty: a digest of its weights, which takes a second for each 500 MB.
+    computes; empty: a digest of its weights, which takes a second for each 500 MB. `instance` is what the service's
+    statistics call this engine, such as the model server's name; empty: by its pid.
     """
 
     endpoint: str = ""
@@ -31,21 +33,23 @@ class Settings:
     model: str = ""
     timeout_s: float = 10.0
     allow_untested_version: bool = False
+    instance: str = ""
 
     @classmethod
-    def of(cls, additional_config: object) -> "Settings":
+    def of(cls, additional_config: object) -> Self:
         """Reads the settings, or raises SettingInvalid."""
         given = additional_config.get(KEY) if isinstance(additional_config, dict) else None
         if not isinstance(given, dict):
             raise SettingInvalid("endpoint", given, "set: pass what kvharbor.engines.vllm.engine_args returns")
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        for name, value in given.items():
-            if name not in known:
-                raise SettingInvalid(name, value, f"one of {', '.join(known)}")
-        settings = cls(**given)
-        if not settings.pool or not isinstance(settings.pool, str):
-            raise SettingInvalid("pool", settings.pool, "the name of a pool")
-        return settings
+        if (wrong := unknown_setting(given, [field.name for field in dataclasses.fields(cls)])) is not None:
+            raise SettingInvalid(*wrong)
+        return cls(**given).checked()
+
+    def checked(self) -> Self:
+        """Returns itself, or raises SettingInvalid."""
+        if (wrong := wrong_setting(dataclasses.asdict(self))) is not None:
+            raise SettingInvalid(*wrong)
+        return self
 
     @property
     def pool_bytes(self) -> int:
@@ -69,15 +73,17 @@ def engine_args(
     size: str | int = 0,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     model: str = "",
+    instance: str = "",
 ) -> dict[str, Any]:
     """Returns the keyword arguments that put a vLLM engine on a pool: `LLM(model, **engine_args(...))`.
 
     They go with those of your own, as long as none is named twice. `size` is that of the pool, in bytes or text such as
     "8GiB", and needed by the first engine only; the number of blocks follows from it. `block_tokens` is vLLM's
     block_size: a multiple of 32 on a CPU. `model` names the weights; without it they are hashed at start. On a GPU the
-    pool's memory is the service's: set gpu_memory_utilization for weights and activations alone.
+    pool's memory is the service's: set gpu_memory_utilization for weights and activations alone. `instance` is what
+    `kvharbor stats` calls this engine.
     """
-    settings = Settings(endpoint, pool, size, model)
+    settings = Settings(endpoint, pool, size, model, instance=instance).checked()
     return {
         "worker_cls": WORKER,
         "scheduler_cls": SCHEDULER,
@@ -97,10 +103,12 @@ def serve_arguments(
     size: str | int = 0,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     model: str = "",
+    instance: str = "",
 ) -> str:
     """Returns the same for a command line: `vllm serve MODEL <these>`."""
     words = []
-    for name, value in engine_args(endpoint, pool, size=size, block_tokens=block_tokens, model=model).items():
+    arguments = engine_args(endpoint, pool, size=size, block_tokens=block_tokens, model=model, instance=instance)
+    for name, value in arguments.items():
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
             words.append(json.dumps(value) if isinstance(value, dict) else str(value))

@@ -23,6 +23,17 @@ def require_supported(vllm_config: Any) -> Settings:
     return settings
 
 
+def require_fit(vllm_config: Any, block_count: int, block_tokens: int) -> None:
+    """Raises FeatureUnsupported unless the longest request fits beside the block that is never given out."""
+    usable, longest = (block_count - 1) * block_tokens, vllm_config.model_config.max_model_len
+    if usable < longest:
+        raise FeatureUnsupported(
+            "requests larger than the pool",
+            f"max_model_len={longest}, and the pool has {usable} tokens",
+            "make the pool larger, or max_model_len smaller",
+        )
+
+
 def require_scheduler(vllm_config: Any, scheduler: type) -> None:
     """Raises PluginIncomplete unless the engine's scheduler will be a subclass of `scheduler`."""
     found = vllm_config.scheduler_config.scheduler_cls
@@ -52,6 +63,12 @@ def _unsupported(vllm_config: Any) -> Iterator[_Found]:
             "hashes that only one process knows",
             f"prefix_caching_hash_algo={cache.prefix_caching_hash_algo}",
             "use sha256 or sha256_cbor",
+        )
+    if cache.num_gpu_blocks_override is not None:
+        yield _Found(
+            "a number of blocks of the engine's own",
+            f"num_gpu_blocks_override={cache.num_gpu_blocks_override}",
+            "leave it out: an engine has all blocks of the pool",
         )
     if vllm_config.speculative_config is not None:
         yield _Found("speculative decoding", "speculative_config", "leave it out")

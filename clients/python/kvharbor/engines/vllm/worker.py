@@ -10,7 +10,7 @@ from kvharbor.engines.vllm.identity import common_identity, weights_identity
 from kvharbor.engines.vllm.layout import layout_for, only_spec, require_same_places
 from kvharbor.engines.vllm.memory import PoolAllocation
 from kvharbor.engines.vllm.session import Attachment, Membership, handover
-from kvharbor.engines.vllm.support import require_scheduler, require_supported
+from kvharbor.engines.vllm.support import require_fit, require_scheduler, require_supported
 from kvharbor.gpumem import Layout
 
 if current_platform.is_cpu():
@@ -47,8 +47,13 @@ class HarborWorkerMixin:
         super().__init__(vllm_config, *arguments, **keywords)  # type: ignore[call-arg]
 
     def determine_available_memory(self) -> int:
-        """Opens the pool and returns the bytes of its blocks."""
+        """Opens the pool and returns the bytes of its blocks.
+
+        Raises FeatureUnsupported where it is too small: vLLM's own check would advise to give the engine more memory.
+        """
         pool = self._attached().pool
+        if self.vllm_config.model_config.original_max_model_len != -1:  # else vLLM makes it fit
+            require_fit(self.vllm_config, pool.descriptor.block_count, pool.block_tokens)
         size_bytes = pool.descriptor.size_bytes
         self.cache_config.kv_cache_memory_bytes = size_bytes
         if current_platform.is_cpu():

@@ -109,13 +109,20 @@ $(addsuffix /.installed,$(ENGINES)): requirements-engines-vllm.lock requirements
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-setup-engines: $(addsuffix /.installed,$(ENGINES)) ## make the environments with vLLM
+# SGLang's classes, in a folder to be put in front of the first environment, whose torch they take.
+SGLANG := build/engines-sglang
+$(SGLANG)/.installed: requirements-engines-sglang.lock build/engines-vllm/.installed
+	build/engines-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $<
+	touch $@
+
+setup-engines: $(addsuffix /.installed,$(ENGINES) $(SGLANG)) ## make the environments with vLLM and SGLang
 
 # What vLLM itself deprecates is no failure.
-test-engines: setup-engines ## real vLLM engines on one pool, and the schedulers of both versions; about ten minutes
+test-engines: setup-engines ## real vLLM engines on one pool, schedulers of both versions, SGLang's cache; ten minutes
 	build/engines-vllm/bin/python -m pytest -W default tests/engines
+	PYTHONPATH=$(SGLANG) build/engines-vllm/bin/python -m pytest -W default tests/engines/test_sglang_linker.py
 	build/engines-vllm-next/bin/python -m pytest -W default -m "not model" \
-	  tests/engines/test_vllm_*.py tests/engines/test_scheduler_*.py
+	  tests/engines/test_vllm_*.py tests/engines/test_scheduler_*.py tests/engines/test_connector_*.py
 
 PICTURE ?= build/demo-vllm.svg
 

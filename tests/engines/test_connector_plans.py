@@ -13,9 +13,10 @@ import pytest
 
 from fake_blocks import FakeCalls, FakeOwner
 from kvharbor.engines.vllm_connector.messages import Plan, Report
-from kvharbor.engines.vllm_connector.scheduler_half import SchedulerHalf
+from kvharbor.engines.vllm_connector.scheduler_half import Limits, SchedulerHalf
 
 BLOCK_TOKENS = 4
+LIMITS = Limits(6, 64)
 
 
 @dataclass(eq=False)
@@ -46,15 +47,29 @@ class Engine:
         harbor = SimpleNamespace(join_token="token")
         self.link = SimpleNamespace(pool=SimpleNamespace(blocks=self.calls), life="first", harbor=harbor)
         self.half = SchedulerHalf(
-            cast("Any", self.link), "scheme", BLOCK_TOKENS, **{"loads": True, "stores": True, **roles}
+            cast("Any", self.link), "scheme", BLOCK_TOKENS, LIMITS, **{"loads": True, "stores": True, **roles}
         )
         self.pool_bytes = pool_bytes
         self.own_bytes: dict[int, bytes] = {}
         self.free = list(range(1, 25))
+        self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.scheduled: list[Step] = []
         self.flying: list[tuple[Plan, bool]] = []
         self.loaded_count = 0
+
+    def come(self, request: Request) -> None:
+        """A request comes, and waits."""
+        self.waiting[request.request_id] = request
+        self.half.arrived(request)
+
+    def admit_waiting(self) -> None:
+        """Admits those who wait, in order, as far as there is room."""
+        while self.waiting and len(self.running) < LIMITS.request_count:
+            request = next(iter(self.waiting.values()))
+            if not self.admit(request):
+                return
+            del self.waiting[request.request_id]
 
     def admit(self, request: Request) -> bool:
         """vLLM's admission; False when its own cache has no room."""
@@ -144,12 +159,13 @@ def test_what_is_found_is_what_was_asked_for(usable_count: int, seed: int) -> No
     for number in range(1500):
         engine = chosen.choice(engines)
         event = chosen.random()
-        if event < 0.2:
-            added = request(chosen, f"r{number}", texts)
-            if not engine.admit(added):
-                engine.half.end(added.request_id)
-            engine.schedule(chosen)  # vLLM admits requests to a step that it runs
+        if event < 0.15 and len(engine.waiting) < 8:
+            engine.come(request(chosen, f"r{number}", texts))
+        elif event < 0.17 and engine.waiting:
+            engine.half.end(name := chosen.choice(list(engine.waiting)))  # aborted, looked up or not
+            del engine.waiting[name]
         elif event < 0.4:
+            engine.admit_waiting()
             engine.schedule(chosen, fails=chosen.random() < 0.05)
         elif event < 0.65:
             if engine.scheduled:
@@ -160,6 +176,8 @@ def test_what_is_found_is_what_was_asked_for(usable_count: int, seed: int) -> No
             engine.end(chosen.choice(list(engine.running)))
         check(owner, pool_bytes)
     for engine in engines:
+        for name in engine.waiting:
+            engine.half.end(name)
         for name in list(engine.running):
             engine.end(name)
         engine.step(chosen)
@@ -188,6 +206,21 @@ def test_nothing_is_published_before_it_is_reported(rng: random.Random) -> None:
     assert second.half.matched_tokens(Request("b", keys, 21), 0) == 20
 
 
+def test_a_step_is_under_way_from_its_plan_to_its_results(rng: random.Random) -> None:
+    """[E17] And is none where nothing is scheduled."""
+    owner = FakeOwner(20, 1, 1)
+    engine = Engine(owner, {})
+    engine.admit(Request("a", [rng.randbytes(32) for _ in range(5)], 21))
+    engine.schedule(rng)
+    assert engine.calls.computing.is_under_way
+    engine.run()
+    engine.arrive()
+    assert not engine.calls.computing.is_under_way
+    engine.end("a")
+    engine.schedule(rng)
+    assert not engine.calls.computing.is_under_way
+
+
 def test_a_whole_prompt_that_is_there_leaves_a_block_to_compute(rng: random.Random) -> None:
     """One token at least is computed, so its block is not loaded; tokens that vLLM has itself are not counted."""
     owner = FakeOwner(20, 1, 1)
@@ -201,6 +234,54 @@ def test_a_whole_prompt_that_is_there_leaves_a_block_to_compute(rng: random.Rand
     assert engine.half.matched_tokens(Request("b", keys, 20), 0) == 16
     assert engine.half.matched_tokens(Request("b", keys, 20), 8) == 8
     assert engine.calls.calls.count("acquire") == 2
+
+
+def test_those_who_fit_into_a_step_are_looked_up_at_once(rng: random.Random) -> None:
+    """One round trip for them; who does not fit in any more holds nothing yet, and who has ended neither."""
+    owner = FakeOwner(20, 1, 1)
+    engine = Engine(owner, {})
+    keys = [rng.randbytes(32) for _ in range(5)]
+    engine.admit(Request("first", keys, 20))
+    while engine.running["first"].num_computed_tokens < 20:
+        engine.step(rng)
+        engine.arrive()
+    assert "lease" not in engine.calls.calls, "room comes with what is found"
+    engine.end("first")
+    engine.arrive()
+    asked_before = engine.calls.calls.count("acquire")
+    for name in ("a", "b", "ended", "c", "d"):
+        engine.come(Request(name, keys, 20))
+    engine.half.end("ended")
+    del engine.waiting["ended"]
+    for name in ("a", "b", "c"):
+        assert engine.half.matched_tokens(engine.waiting[name], 0) == 16
+        assert engine.calls.calls.count("acquire") == asked_before + 1
+    for name in ("a", "b", "c"):
+        engine.half.end(name)
+    assert engine.calls.held() == []
+    assert engine.half.matched_tokens(engine.waiting["d"], 0) == 16
+    assert engine.calls.calls.count("acquire") == asked_before + 2
+
+
+def test_a_pool_without_room_still_gives_what_it_has(rng: random.Random) -> None:
+    """What cannot be stored for want of room is asked for without."""
+    owner = FakeOwner(6, 1, 1)
+    engine = Engine(owner, {})
+    keys = [rng.randbytes(32) for _ in range(6)]
+    engine.admit(Request("a", keys[:4], 16))
+    while engine.running["a"].num_computed_tokens < 16:
+        engine.step(rng)
+        engine.arrive()
+    engine.end("a")
+    engine.arrive()
+    other = owner.session()
+    other.lease(2, 2)
+    for name in ("b", "c"):
+        engine.come(Request(name, keys, 24))
+    assert [engine.half.matched_tokens(engine.waiting[name], 0) for name in ("b", "c")] == [16, 16]
+    for name in ("b", "c"):
+        engine.half.end(name)
+    assert engine.calls.held() == []
 
 
 def test_roles_take_or_give_only(rng: random.Random) -> None:

@@ -4,6 +4,7 @@ The scheduler, the model and its forward are played here: K and V of a token are
 """
 
 import array
+import contextlib
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -18,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from kvharbor.client import LayoutMismatch
+from kvharbor.client import InsufficientMemory, LayoutMismatch, ServiceAway
 from kvharbor.engines.sglang_linker import LinkerSettings, server_arguments
 
 pytest.importorskip("sglang", reason="needs sglang 0.5.23", exc_type=ImportError)
@@ -128,7 +129,8 @@ class Engine:
             assert torch.equal(self.read(int(slots[place])), states(tokens[: place + 1])), place
         self.cache.insert(InsertParams(key=key, value=slots.to(torch.int64), prev_prefix_len=done - loaded))
         self.cache.check_hicache_events()
-        self.linker._calls.flush()
+        with contextlib.suppress(InsufficientMemory):  # what a session may have ended with
+            self.linker._pool.blocks.flush()
         return done - loaded, loaded, whole - done
 
     def write(self, slot: int, tokens: Sequence[int]) -> None:
@@ -187,6 +189,20 @@ def test_what_one_engine_has_computed_another_loads(engine: Callable[..., Engine
     assert first.answer([*PROMPT[:64], *PROMPT]) == (64, 96, 0)
 
 
+@pytest.mark.parametrize("most", [1, 4, 5, 6])
+def test_a_prompt_may_have_more_pages_than_a_call_takes(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """What is there of it is found to the end, and no further than the first page that is not there."""
+    from kvharbor.engines.sglang_linker import linker
+
+    monkeypatch.setattr(linker, "MOST_CHAINS", most)
+    first, second = engine(), engine()
+    first.answer(PROMPT)
+    assert second.answer(PROMPT) == (0, 96, 0)
+    assert engine().answer([*PROMPT[:80], *range(500, 532)]) == (0, 80, 32)
+
+
 def test_a_full_pool_stores_what_fits(engine: Callable[..., Engine]) -> None:
     """Room for seven pages: the last prompt is there, of the others what is left of them; the rest is computed."""
     first, second = engine(size="48KiB"), engine(size="48KiB")
@@ -205,6 +221,31 @@ def test_a_reset_finds_nothing_of_before(engine: Callable[..., Engine]) -> None:
     first.answer(PROMPT)
     first.cache.reset()
     assert first.answer(PROMPT) == (0, 0, 96)
+
+
+def test_a_reset_while_the_service_is_out_of_reach_finds_nothing_of_before(engine: Callable[..., Engine]) -> None:
+    """It learns of the version later, and the engine names it in every call."""
+    first = engine()
+    first.answer(PROMPT)
+    calls, bump = first.linker._pool.blocks, first.linker._pool.blocks.bump_namespace
+
+    def unreachable() -> str:
+        raise ServiceAway("away")
+
+    calls.bump_namespace = unreachable
+    first.cache.reset()
+    calls.bump_namespace = bump
+    assert first.answer(PROMPT) == (0, 0, 96)
+
+
+def test_an_engine_whose_session_has_ended_computes(engine: Callable[..., Engine]) -> None:
+    """[E16] As when the pool could not be opened anew in a new epoch."""
+    first = engine()
+    first.answer(PROMPT)
+    first.linker._harbor._link.standing.end(InsufficientMemory("no room for the pool"))
+    assert first.answer([7, *PROMPT[1:]]) == (0, 0, 96)
+    assert first.answer([7, *PROMPT[1:]]) == (96, 0, 0)
+    first.cache.reset()
 
 
 def test_other_pages_are_refused_by_name(engine: Callable[..., Engine]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvharbor.client import connect
-from kvharbor.engines.transformers import Worker, layout_for, load_smollm2
+from kvharbor.engines.transformers import Worker, layout_for, load_smollm2, this_engine
 
 POOL = "demo"
 BLOCK_TOKENS = 64
@@ -23,7 +23,7 @@ def main(socket_path: str, name: str) -> None:
     torch.set_num_threads(1)
     model, tokenizer = load_smollm2(progress=lambda stage: _say(stage=stage))
     _say(stage="mapping the pool")
-    with connect(socket_path, client_name=name) as harbor:
+    with connect(socket_path, client_name=name, engine=this_engine()) as harbor:
         pool = harbor.open_pool(POOL, layout_for(model, BLOCK_TOKENS))
         worker = Worker(model, pool)
         # The first run of a model pays for one-time set-up. The prompt is shorter than a block, so that it

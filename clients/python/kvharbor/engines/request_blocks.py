@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from kvharbor.client import BlockCalls, BlockRun, CommitChain, EpochEnded, Namespace, PoolExhausted, Unavailable
+from kvharbor.engines.spared_calls import SparedCalls
 
 MOST_AHEAD = 8
 """At most so many are leased beyond what is needed now [E14]: each saves a running request one round trip."""
@@ -18,12 +19,13 @@ MOST_AHEAD = 8
 class RequestBlocks:
     """What the requests of one engine hold of a pool, as one session. One thread uses it; `recall` is for any."""
 
-    def __init__(self, calls: BlockCalls, namespace: Namespace) -> None:
+    def __init__(self, calls: BlockCalls | SparedCalls, namespace: Namespace) -> None:
         self.epoch_ended = False
         """Nothing is told or asked of any more, until `forget`. Whoever learns of it may set it, in any thread."""
         self.returned_count = 0
+        self.namespace = namespace
+        """Of what is published from now on."""
         self._calls = calls
-        self._namespace = namespace
         self._generations: dict[int, int] = {}
         self._use_counts: dict[int, int] = {}
         self._published: set[int] = set()
@@ -52,6 +54,12 @@ class RequestBlocks:
         for block_id in table:
             self._use_counts[block_id] = self._use_counts.get(block_id, 0) + 1
         return table
+
+    def keep(self, leased: BlockRun) -> None:
+        """Takes in spare blocks that were acquired with a prompt, for what is computed of it."""
+        self._note(leased)
+        with self._lock:
+            self._spare.extend(leased.block_ids.tolist())
 
     def give_back(self, held: BlockRun, leased: BlockRun) -> None:
         """Returns what was acquired for a request that has gone; what other requests use stays."""
@@ -126,7 +134,7 @@ class RequestBlocks:
             blocks=self._run(table[first:end]),
             tokens=tokens,
             keys=keys,
-            namespace=self._namespace,
+            namespace=self.namespace,
         )
         self._published.update(table[first:end])
         try:
@@ -171,9 +179,7 @@ class RequestBlocks:
         except (PoolExhausted, Unavailable):
             return False
         self.require_epoch(leased.blocks)
-        self._note(leased.blocks)
-        with self._lock:
-            self._spare.extend(leased.blocks.block_ids.tolist())
+        self.keep(leased.blocks)
         return True
 
     def _note(self, run: BlockRun) -> None:

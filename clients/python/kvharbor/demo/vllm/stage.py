@@ -66,7 +66,7 @@ class Stage:
         return int([entry for entry in entries if entry.get("event") == "ready"][-1]["pid"])
 
     def _engine(self, name: str) -> EngineProcess:
-        own = engine_args(str(self._socket_path), POOL, size=POOL_BYTES, block_tokens=BLOCK_TOKENS)
+        own = engine_args(str(self._socket_path), POOL, size=POOL_BYTES, block_tokens=BLOCK_TOKENS, instance=name)
         return self._started(name, own)
 
     def _plain(self) -> EngineProcess:

@@ -4,6 +4,7 @@ SGLang names a page by a hash of everything up to its end, and asks for pages fr
 page is a chain of its own in the pool, under that key.
 """
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -14,13 +15,16 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
 from kvharbor.client import Acquired, BlockRun, Chain, EpochEnded, Harbor, HarborError, Namespace, Pool, connect
+from kvharbor.engines.naming import installed_version, running_engine
 from kvharbor.engines.request_blocks import RequestBlocks
 from kvharbor.engines.sglang_linker.errors import LinkerUnsupported
 from kvharbor.engines.sglang_linker.pages import Copy, Pages, layout_of
 from kvharbor.engines.sglang_linker.settings import LinkerSettings
+from kvharbor.engines.spared_calls import SparedCalls
 from kvharbor.engines.step_gate import StepGate
 
-NAMESPACE = Namespace(scheme="sglang/sha256")
+MOST_CHAINS = 4096
+"""In one round trip: a call takes so many, and a prompt may have more pages."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,7 +45,7 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self, server_args: Any, params: Any, *, components: Any, extra_config: Any, forward_stream: Any = None
     ) -> None:
         del server_args
-        settings = LinkerSettings(**(extra_config or {}))
+        settings = LinkerSettings.of(extra_config)
         _require_supported(params, components)
         kv_cache = params.token_to_kv_pool_allocator.get_kvcache()
         self.forward_stream = forward_stream
@@ -52,6 +56,7 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._harbor: Harbor = connect(
             settings.endpoint or None,
             client_name="sglang linker",
+            engine=running_engine("sglang", installed_version("sglang"), settings.instance),
             timeout_s=settings.timeout_s,
             on_epoch=self._on_epoch,
         )
@@ -61,9 +66,10 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
         except BaseException:
             self._harbor.close()
             raise
-        self._calls = self._pool.blocks
-        self._held = RequestBlocks(self._calls, NAMESPACE)
-        self._calls.on_recall = self._held.recall
+        self._calls = SparedCalls(self._pool.blocks)
+        self._namespace = Namespace(scheme="sglang/sha256")
+        self._held = RequestBlocks(self._calls, self._namespace)
+        self._pool.blocks.on_recall = self._held.recall
         self._pages = Pages(self._pool, kv_cache)
         self._life = self._pool.id
         self._pending: dict[str, _Load] = {}
@@ -76,7 +82,7 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
         transfer = _only_kv(transfers)
         if transfer is None or not self._ready():
             return []
-        table = self._acquired(transfer.keys or [])
+        table = self._acquired(transfer.keys or [], uses=False)
         self._held.drop(table)
         return list(range(1, len(table) + 1))
 
@@ -86,7 +92,7 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
         if transfer is None or transfer.device_indices is None or not self._ready():
             return False
         keys = transfer.keys or []
-        table = self._acquired(keys)
+        table = self._acquired(keys, uses=True)
         if len(table) < len(keys):
             self._held.drop(table)
             return False
@@ -163,7 +169,8 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._offloaded.clear()
         self.layer_done_counter.reset()
         if self._used:
-            self._calls.bump_namespace()
+            self._namespace = dataclasses.replace(self._namespace, version=self._calls.leave_version())
+            self._held.namespace = self._namespace
             self._used = False
 
     def close(self) -> None:
@@ -186,12 +193,19 @@ class HarborLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self._held.publish([block_id], 0, 1, keys=bytes.fromhex(key))
         return not self._held.epoch_ended
 
-    def _acquired(self, keys: Sequence[str]) -> list[int]:
-        """Holds the leading pages that are there, in one round trip; returns their blocks."""
-        if not keys:
-            return []
+    def _acquired(self, keys: Sequence[str], *, uses: bool) -> list[int]:
+        """Holds the leading pages that are there; returns their blocks. `uses`: not only to ask."""
+        found: list[int] = []
+        for first in range(0, len(keys), MOST_CHAINS):
+            part = keys[first : first + MOST_CHAINS]
+            found += self._acquired_part(part, uses=uses)
+            if len(found) < first + len(part):
+                break
+        return found
+
+    def _acquired_part(self, keys: Sequence[str], *, uses: bool) -> list[int]:
         self._used = True
-        chains = [Chain(keys=bytes.fromhex(key), namespace=NAMESPACE) for key in keys]
+        chains = [Chain(keys=bytes.fromhex(key), namespace=self._namespace, uses=uses) for key in keys]
         try:
             results: list[Acquired] = self._calls.acquire(chains)
         except HarborError as away:

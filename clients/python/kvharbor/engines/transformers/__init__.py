@@ -12,6 +12,7 @@ from kvharbor.engines.transformers.forward import PoolModel
 from kvharbor.engines.transformers.identity import model_identity
 from kvharbor.engines.transformers.layout import layout_for
 from kvharbor.engines.transformers.model import LoadedModel, load_smollm2, smollm2_folder
+from kvharbor.engines.transformers.naming import this_engine
 from kvharbor.engines.transformers.sampling import Sampling
 from kvharbor.engines.transformers.step import Row
 from kvharbor.engines.transformers.worker import Generation, Handover, Worker
@@ -34,4 +35,5 @@ __all__ = [
     "load_smollm2",
     "model_identity",
     "smollm2_folder",
+    "this_engine",
 ]

@@ -127,7 +127,7 @@ class Batch:
             return
         running = list(self._running)
         rows = [stream.next_row(self._chunk_tokens) for stream in running]
-        with self._at_work:
+        with self._at_work, self._pool.blocks.computing:
             for stream in running:
                 stream.sequence.require_held()
             step = self._model.logits(rows)

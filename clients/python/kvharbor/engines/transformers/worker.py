@@ -185,7 +185,7 @@ class Worker:
             first = done = sequence.computed_tokens
             while done < len(token_ids):
                 row = Row(sequence.table, done, token_ids[done : done + self._chunk_tokens])
-                with self._at_work:
+                with self._at_work, self._pool.blocks.computing:
                     sequence.require_held()
                     self._model.logits([row])
                 done = row.end

@@ -4,6 +4,7 @@ from kvharbor.engines.transformers_cb.cache import Reuse
 from kvharbor.engines.transformers_cb.errors import BatchingError, BatchingUnsupported, MemoryUnused, PoolTaken
 from kvharbor.engines.transformers_cb.layout import layout_for
 from kvharbor.engines.transformers_cb.manager import PooledManager, continuous_batching
+from kvharbor.engines.transformers_cb.naming import this_engine
 
 __all__ = [
     "BatchingError",
@@ -14,4 +15,5 @@ __all__ = [
     "Reuse",
     "continuous_batching",
     "layout_for",
+    "this_engine",
 ]

@@ -41,6 +41,7 @@ class PooledCache(PagedAttentionCache):
         self.held = RequestBlocks(pool.blocks, namespace)
         self.admissions = Admissions(pool.blocks, self.held, namespace, pool.block_tokens)
         self.gate = gate
+        self.computing = pool.blocks.computing
         self._calls = pool.blocks
         self._reuse = reuse
         self._returned_before = 0

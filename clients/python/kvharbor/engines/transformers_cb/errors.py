@@ -31,6 +31,16 @@ class PoolTaken(BatchingError):
         super().__init__(f"another manager of this process works on pool {pool}: connect once more for this one")
 
 
+class RequestUnderWay(BatchingError):
+    """A request fails, as there is one of its name that has not ended."""
+
+    reason = "REQUEST_UNDER_WAY"
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request {request_id} is still under way: give each its own name, or none")
+
+
 class MemoryUnused(BatchingError):
     """The paged cache was built, and not over the pool's memory: the installed transformers is not as expected."""
 

@@ -24,7 +24,7 @@ class PooledProcessor(ContinuousBatchProcessor):
         return ready
 
     def _generation_step(self, model: nn.Module) -> None:
-        with self.cache.gate.step():
+        with self.cache.gate.step(), self.cache.computing:
             self.cache.held.require_epoch()
             super()._generation_step(model)
 

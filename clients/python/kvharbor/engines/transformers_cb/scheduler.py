@@ -5,6 +5,8 @@ from collections import deque
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, PrefillFirstScheduler, Scheduler
 
+from kvharbor.engines.transformers_cb.errors import RequestUnderWay
+
 Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
 
@@ -14,6 +16,13 @@ class GivingWay(Scheduler):
     While two or more requests run, those that cannot grow give way to the others, as in transformers. The last one
     gives way to other engines: it lets go of its blocks, which are cached, and is admitted anew [E15].
     """
+
+    def add_waiting_request(self, state: RequestState) -> None:
+        """Takes in a request. Raises RequestUnderWay, which fails it, while there is another of its name."""
+        if state.request_id in self.active_requests or state.request_id in self.waiting_requests:
+            # They would share a table, and write over blocks of it that are published.
+            raise RequestUnderWay(state.request_id)
+        super().add_waiting_request(state)
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> Batch:
         """Schedules a step; without any request in it when all have to wait for others."""
@@ -42,7 +51,7 @@ class GivingWay(Scheduler):
         # Not by the property, which would note the end of its life.
         state._status = RequestStatus.FINISHED
         self.finish_request(state.request_id)
-        self.add_waiting_request(waiting)
+        super().add_waiting_request(waiting)
 
 
 class PooledFIFOScheduler(GivingWay, FIFOScheduler):

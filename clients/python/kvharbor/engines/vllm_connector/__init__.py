@@ -5,6 +5,7 @@ vLLM itself is imported with the connector, which it looks up here by name, not 
 
 from typing import TYPE_CHECKING, Any
 
+from kvharbor.engines.vllm.versions import importing_vllm
 from kvharbor.engines.vllm_connector.settings import connector_args
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ __all__ = ["HarborConnector", "connector_args"]
 
 def __getattr__(name: str) -> Any:
     if name == "HarborConnector":
-        from kvharbor.engines.vllm_connector.connector import HarborConnector
+        with importing_vllm():
+            from kvharbor.engines.vllm_connector.connector import HarborConnector
 
         return HarborConnector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

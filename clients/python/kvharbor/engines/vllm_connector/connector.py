@@ -15,7 +15,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvharbor.engines.vllm.versions import require_tested, vllm_version
 from kvharbor.engines.vllm_connector import engine
 from kvharbor.engines.vllm_connector.messages import Plan, Report
-from kvharbor.engines.vllm_connector.scheduler_half import SchedulerHalf
+from kvharbor.engines.vllm_connector.scheduler_half import Limits, SchedulerHalf
 from kvharbor.engines.vllm_connector.settings import settings_of
 from kvharbor.engines.vllm_connector.support import require_supported
 from kvharbor.engines.vllm_connector.worker_half import WorkerHalf
@@ -43,11 +43,12 @@ class HarborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.WORKER:
             self._worker = WorkerHalf(vllm_config, kv_cache_config, settings)
         else:
-            transfer = vllm_config.kv_transfer_config
+            transfer, limits = vllm_config.kv_transfer_config, vllm_config.scheduler_config
             self._scheduler = SchedulerHalf(
                 engine.take(vllm_config, kv_cache_config, settings),
                 _scheme(vllm_config),
                 vllm_config.cache_config.block_size,
+                Limits(limits.max_num_seqs, limits.max_num_batched_tokens),
                 loads=transfer.is_kv_consumer,
                 stores=transfer.is_kv_producer,
             )
@@ -87,6 +88,10 @@ class HarborConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._worker_half.take_report()
 
     # Of the scheduler
+
+    def on_new_request(self, request: Any) -> None:
+        """Takes in that a request waits."""
+        self._scheduler_half.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Returns how many tokens the pool has behind vLLM's own."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvharbor.client import Harbor, Pool, connect
+from kvharbor.engines.naming import running_engine
 from kvharbor.engines.step_gate import StepGate
 from kvharbor.engines.vllm.errors import ContractBroken
 from kvharbor.engines.vllm.layout import known_part, require_known_part
@@ -33,6 +34,7 @@ class Engine:
         self.harbor: Harbor = connect(
             settings.endpoint or None,
             client_name=self.name,
+            engine=running_engine("vllm connector", vllm_version(), settings.instance),
             timeout_s=settings.timeout_s,
             on_epoch=self._on_epoch,
         )

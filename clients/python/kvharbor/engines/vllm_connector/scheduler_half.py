@@ -5,13 +5,15 @@ its end: so that each has a parent when it is published. Publication comes after
 step, and the report that comes back with the step's results says that it was carried out.
 """
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvharbor.client import BlockCalls, BlockRun, Chain, EpochEnded, Namespace, Unavailable
+from kvharbor.client import Acquired, BlockRun, Chain, EpochEnded, Namespace, Unavailable
 from kvharbor.engines.request_blocks import MOST_AHEAD, RequestBlocks
+from kvharbor.engines.spared_calls import SparedCalls
 from kvharbor.engines.vllm_connector.engine import Engine
 from kvharbor.engines.vllm_connector.messages import Copy, Plan, Report
 
@@ -30,6 +32,14 @@ class Request(Protocol):
         """The keys of its whole blocks, as far as their tokens are known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one step: how many requests run in it at most, and how many tokens of them."""
+
+    request_count: int
+    token_count: int
+
+
 @dataclass(eq=False, slots=True)
 class _Admission:
     """One admission of a request: `table` are blocks of the pool, the first `published` of them with content."""
@@ -43,25 +53,34 @@ class _Admission:
     stores: bool = True
 
 
+NO_BLOCKS = BlockRun.of(())
 Planned = tuple[_Admission, int, int]
 
 
 class SchedulerHalf:
-    """Plans copies for one engine. `loads`, `stores`: what the engine's role allows."""
+    """Plans copies for one engine. `loads`, `stores`: what the engine's role allows; `limits`: what a step takes."""
 
-    def __init__(self, engine: Engine, scheme: str, block_tokens: int, *, loads: bool, stores: bool) -> None:
+    def __init__(
+        self, engine: Engine, scheme: str, block_tokens: int, limits: Limits, *, loads: bool, stores: bool
+    ) -> None:
         self._engine = engine
-        self._calls: BlockCalls = engine.pool.blocks
+        self._calls = SparedCalls(engine.pool.blocks)
         self._namespace = Namespace(scheme=scheme)
         self._held = RequestBlocks(self._calls, self._namespace)
-        self._calls.on_recall = self._held.recall
+        engine.pool.blocks.on_recall = self._held.recall
         self._block_tokens = block_tokens
+        self._limits = limits
         self._loads = loads
         self._stores = stores
         self._life = engine.life
+        self._new: dict[str, Request] = {}
         self._admissions: dict[str, _Admission] = {}
         self._plans: dict[int, list[Planned]] = {}
         self._plan = self._next_plan(1)
+
+    def arrived(self, request: Request) -> None:
+        """Takes in that a request has come; it is looked up with those that it may be admitted with."""
+        self._new[request.request_id] = request
 
     def matched_tokens(self, request: Request, own_tokens: int) -> int:
         """Returns how many tokens behind vLLM's own `own_tokens` can be loaded. May be asked again."""
@@ -69,8 +88,11 @@ class SchedulerHalf:
         admission = self._admissions.get(request.request_id)
         if admission is None or admission.admitted:
             self.end(request.request_id)
-            admission = self._looked_up(request) if ready else _Admission(request, stores=False)
-            self._admissions[request.request_id] = admission
+            if ready:
+                self._look_up([request, *self._others_of_its_step(request)])
+            else:
+                self._admissions[request.request_id] = _Admission(request, stores=False)
+            admission = self._admissions[request.request_id]
         matched_tokens = admission.published * self._block_tokens
         return max(0, matched_tokens - own_tokens) if self._loads else 0
 
@@ -86,7 +108,9 @@ class SchedulerHalf:
             self._planned(admission, admission.published, admission.published)
 
     def plan(self, scheduled_tokens: dict[str, int], resolve_own_blocks: Any) -> Plan:
-        """Returns what to copy around a step, of so many tokens by request."""
+        """Returns what to copy around a step, of so many tokens by request; that step begins."""
+        if scheduled_tokens:
+            self._calls.computing.begin()
         if self._ready() and self._stores:
             for request_id, token_count in scheduled_tokens.items():
                 admission = self._admissions.get(request_id)
@@ -96,24 +120,28 @@ class SchedulerHalf:
         return plan
 
     def reported(self, report: Report | None) -> None:
-        """Publishes what was stored."""
+        """Publishes what was stored; a step is over."""
+        self._calls.computing.end()
         self._ready()
         for number, stored in sorted(report.stored.items()) if report else ():
             for admission, first, end in self._plans.pop(number, ()):
                 self._carried_out(admission, first, end, stored=stored)
         if not self._admissions:
-            self._held.give_back_spare()
+            self._give_back_unused()
 
     def end(self, request_id: str) -> None:
         """Takes in that a request has ended, or begins again: its holds end when its last plan is carried out."""
+        self._new.pop(request_id, None)
         admission = self._admissions.pop(request_id, None)
         if admission is not None:
             admission.ended = True
             self._drop_if_over(admission)
+            self._give_back_unused()
 
     def reset(self) -> None:
         """Moves on to a namespace of its own: nothing that was stored is found any more."""
-        self._calls.bump_namespace()
+        self._namespace = dataclasses.replace(self._namespace, version=self._calls.leave_version())
+        self._held.namespace = self._namespace
         for admission in self._admissions.values():
             admission.stores = False
 
@@ -121,21 +149,67 @@ class SchedulerHalf:
         """Ends the session."""
         self._engine.close()
 
-    def _looked_up(self, request: Request) -> _Admission:
+    def _others_of_its_step(self, request: Request) -> list[Request]:
+        """Takes those out of the new ones that fit into a step with a request: one round trip serves them all."""
+        places = self._limits.request_count - len(self._admissions) - 1
+        tokens = self._limits.token_count - request.num_tokens
+        others: list[Request] = []
+        for other in self._new.values():
+            tokens -= other.num_tokens
+            if len(others) >= places or tokens < 0:
+                break
+            others.append(other)
+        for other in others:
+            del self._new[other.request_id]
+        return others
+
+    def _look_up(self, requests: Sequence[Request]) -> None:
+        """Holds what the pool has of prompts, and leases the rest of each to store it, where there is room."""
+        found = self._acquired([self._chain(request, stores=self._stores) for request in requests])
+        if found is not None and any(each.refusal is not None for each in found):
+            without = [index for index, each in enumerate(found) if each.refusal is not None]
+            again = self._acquired([self._chain(requests[index], stores=False) for index in without])
+            for index, each in zip(without, again or (), strict=False):
+                found[index] = each
+        for index, request in enumerate(requests):
+            admission = _Admission(request, stores=found is not None)
+            if found is not None:
+                held = found[index].held
+                admission.table, admission.published = self._held.adopt(held, NO_BLOCKS), len(held)
+                self._held.keep(found[index].leased)
+            self._admissions[request.request_id] = admission
+
+    def _acquired(self, chains: list[Chain]) -> list[Acquired] | None:
+        """Returns what was got; None where nothing is known and nothing held."""
+        try:
+            found = self._calls.acquire(chains)
+        except Unavailable as away:
+            _LOG.warning("what the pool has of %s requests is not known: %s", len(chains), away)
+            return None
+        except EpochEnded:
+            return None
+        if self._engine.life == self._life:
+            return found
+        # What has come is of another epoch.
+        self._calls.release(BlockRun.join(run for each in found for run in (each.held, each.leased)))
+        return None
+
+    def _chain(self, request: Request, *, stores: bool) -> Chain:
         # One token at least is left to compute, for its logits.
         keys = request.block_hashes[: (request.num_tokens - 1) // self._block_tokens]
-        chain = Chain(keys=b"".join(keys), namespace=self._namespace, computes=self._stores)
-        try:
-            (acquired,) = self._calls.acquire([chain])
-        except Unavailable as away:
-            _LOG.warning("what the pool has of a request is not known: %s", away)
-            return _Admission(request, stores=False)
-        except EpochEnded:
-            return _Admission(request, stores=False)
-        if self._engine.life != self._life:  # what has come is of another epoch
-            self._calls.release(acquired.held)
-            return _Admission(request, stores=False)
-        return _Admission(request, self._held.adopt(acquired.held, BlockRun.of(())), len(acquired.held))
+        return Chain(
+            keys=b"".join(keys),
+            namespace=self._namespace,
+            table_block_count=len(request.block_hashes) if stores else 0,
+            computes=self._stores,
+            uses=self._loads,
+        )
+
+    def _give_back_unused(self) -> None:
+        """Keeps of the spare blocks those that prompts are still to be stored in, and a few if anything runs [E14]."""
+        admissions = [each for each in self._admissions.values() if each.stores]
+        lacking = sum(max(len(each.request.block_hashes) - len(each.table), 0) for each in admissions)
+        self._held.give_back_spare(lacking + MOST_AHEAD if admissions else 0)
 
     def _plan_stores(self, admission: _Admission, token_count: int, resolve_own_blocks: Any) -> None:
         request = admission.request

@@ -1,5 +1,8 @@
 """What block calls do: message to value, value to message. They come on streams only."""
 
+# Or the annotations of inner functions are evaluated in every call.
+from __future__ import annotations
+
 import contextlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +20,6 @@ from kvharbor.server.recorder import Arrival
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
 from kvharbor.server.session_errors import SessionUnknown
-from kvharbor.server.versions import bump, private_version
 from kvharbor.server.want_of_room import shortage
 from kvharbor.server.wire import block_run_of, seconds_of, table_message
 from kvharbor.server.withdrawal import BlockWithdrawal
@@ -25,7 +27,7 @@ from kvharbor.v1 import blocks_pb2 as pb
 from kvharbor.v1 import types_pb2
 
 G = TypeVar("G", Acquired, BlockRun)
-R = TypeVar("R", pb.AcquireResponse, pb.LeaseResponse)
+R = TypeVar("R", pb.AcquireResponse, pb.LeaseResponse, pb.InvalidateBlocksResponse)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,10 +79,10 @@ async def acquire(
 
     def application(index: int, message: pb.BlockChain) -> Application[Acquired]:
         chain, table_block_count = chain_of(message, opened.version), message.table_block_count
-        computes, arrival = message.computes, arrivals.get(index)
+        computes, uses, arrival = message.computes, message.uses, arrivals.get(index)
 
         def start() -> Steps[Acquired]:
-            acquired: Acquired = yield from pool.acquire(number, chain, table_block_count, computes=computes)
+            acquired: Acquired = yield from pool.acquire(number, chain, table_block_count, computes=computes, uses=uses)
             if arrival is not None:
                 recorder.acquired(arrival, number, acquired)
             return acquired
@@ -208,38 +210,30 @@ async def release_blocks(
 
 async def invalidate_blocks(
     session: Session, opened: OpenedPool, request: pb.InvalidateBlocksRequest
-) -> pb.InvalidateBlocksResponse:
+) -> Leased[pb.InvalidateBlocksResponse, BlockRun]:
     """Takes back what was published, block by block."""
     pool, number = opened.served.pool, session.number
     blocks = block_run_of("blocks", request.blocks)
     validate.listed("blocks", len(blocks), MAX_ITEMS)
     done: list[Invalidated] = []
+    withdrawal = BlockWithdrawal(session, opened)
 
     def invalidate(item: tuple[int, int]) -> Steps[types_pb2.ItemStatus]:
         done.append((yield from pool.invalidate(number, *item)))
+        withdrawal.note(done[-1].leased)
         return types_pb2.ItemStatus()
 
     named = list(zip(blocks.block_ids, blocks.generations, strict=True))
-    statuses = await opened.served.owner.run(
-        opened.turns, lambda: each(opened, "blocks", named, invalidate, lambda status: status)
-    )
-    return pb.InvalidateBlocksResponse(
+    with withdrawal:
+        statuses = await opened.served.owner.run(
+            opened.turns, lambda: each(opened, "blocks", named, invalidate, lambda status: status)
+        )
+    response = pb.InvalidateBlocksResponse(
         statuses=statuses,
         leased=table_message(_joined(one.leased for one in done)),
         invalidated=table_message(_joined(one.before for one in done)),
     )
-
-
-async def bump_namespace(
-    session: Session,  # noqa: ARG001 - as all of them
-    opened: OpenedPool,
-    request: pb.BumpNamespaceRequest,
-) -> pb.BumpNamespaceResponse:
-    """Moves the session to another version."""
-    validate.text("version", request.version)
-    version = request.version or private_version()
-    await bump(opened, version)
-    return pb.BumpNamespaceResponse(version=version)
+    return Leased(response, withdrawal.withdraw)
 
 
 async def _arrivals(opened: OpenedPool, chains: Sequence[pb.BlockChain], tenant: str) -> dict[int, Arrival]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.engine_messages import check_engine, engine_of
 from kvharbor.server.errors import StaleEpoch
 from kvharbor.server.members import LEADER_RANK, Member, Mode
 from kvharbor.server.peer import Peer
@@ -49,6 +50,7 @@ def checked_hello(request: side_pb2.SideRequest) -> side_pb2.Hello:
         length = len(getattr(hello, name).encode())
         if length > 128:
             raise InvalidField(field=name, value=f"{length} bytes long", limit="at most 128 bytes", remedy="shorten it")
+    check_engine(hello.engine)
     if hello.HasField("join") and hello.HasField("resume"):
         raise InvalidField(
             field="resume", value="set beside join", limit="at most one of the two", remedy="leave one out"
@@ -85,6 +87,7 @@ def welcomed(
             caller.connection,
             client_name=hello.client_name,
             client_version=hello.client_version,
+            engine=engine_of(hello, caller.peer.pid),
         )
     welcome = side_pb2.Welcome(session_id=str(session.number), epoch=epoch, tenant=session.peer.tenant)
     if hello.HasField("join") or hello.HasField("resume"):

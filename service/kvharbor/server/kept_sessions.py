@@ -3,6 +3,7 @@
 import socket
 from typing import Any
 
+from kvharbor.pool import Engine
 from kvharbor.server.keeper import Keeper
 from kvharbor.server.members import Member, Mode
 from kvharbor.server.peer import Peer
@@ -16,6 +17,7 @@ def keep_session(keeper: Keeper, session: Session) -> None:
         "join_token": session.join_token,
         "client_name": session.client_name,
         "client_version": session.client_version,
+        "engine": [session.engine.name, session.engine.version, session.engine.instance],
         "began_at": session.began_at,
         "pool_ids": [*session.opened],
         "cause": session.cause,
@@ -69,6 +71,8 @@ def _session(keeper: Keeper, number: int, ranks: list[int]) -> Session:
         peer=members[0].peer,
         client_name=meta["client_name"],
         client_version=meta["client_version"],
+        # A process of a version without engines has kept none.
+        engine=Engine(*meta.get("engine", ())),
         join_token=meta["join_token"],
         state=State.RESUMING,
         began_at=meta["began_at"],

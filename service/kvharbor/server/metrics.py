@@ -16,7 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from kvharbor.server import traffic_families
+from kvharbor.server import engine_families, traffic_families
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.gate import Gate
 from kvharbor.server.life import Life
@@ -45,8 +45,8 @@ _TENANT_FIGURES: Final = (
 class Metrics:
     """Makes the page /metrics. What it says of one pool is of one moment ([G5]): the classes sum to the size.
 
-    At most `series_limit` pools, and as many tenants, have series of their own. The rest are summed under
-    "other", so totals stay right whatever the number of tenants [S17].
+    At most `series_limit` pools, and as many tenants, engines and pairs of engines, have series of their own. The rest
+    are summed under "other", so totals stay right whatever the number of tenants [S17].
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class Metrics:
         self._version = version
         self._pool_series = NamedSeries[tuple[str, str]](series_limit, (OTHER, OTHER))
         self._tenant_series = NamedSeries[str](series_limit, OTHER)
+        self._engine_series = NamedSeries[str](series_limit, OTHER)
+        self._reuse_series = NamedSeries[tuple[str, str]](series_limit, (OTHER, OTHER))
         self._process = ProcessCollector(registry=None)
         self._turn = asyncio.Lock()
 
@@ -127,6 +129,8 @@ class Metrics:
         rows: dict[tuple[str, str], list[float]] = {}
         traffic: dict[tuple[str, str], list[float]] = {}
         tenants: dict[str, list[float]] = {}
+        engines: engine_families.Figures = {}
+        reuses: engine_families.Reuses = {}
         for number, served in enumerate(self._pools.all(), 1):
             stats = served.pool.stats()
             rows[served.tenant, served.name] = [figure.value(served, stats) for figure in _FIGURES]
@@ -136,14 +140,20 @@ class Metrics:
                     tenants.setdefault(one.tenant, [0, 0, 0, 0]),
                     (one.committed_block_count, one.sequence_count, one.prompt_token_count, one.reused_token_count),
                 )
+            engine_families.add(stats.engines, engines, reuses)
             if number % _SLICE_POOLS == 0:
                 await asyncio.sleep(0)
         named_pools = self._pool_series.choose({key: int(row[_SIZE]) for key, row in rows.items()})
         named_tenants = self._tenant_series.choose({tenant: int(row[0]) for tenant, row in tenants.items()})
+        named_engines = self._engine_series.choose({engine: int(row[2]) for engine, row in engines.items()})
+        named_reuses = self._reuse_series.choose({names: int(row[0]) for names, row in reuses.items()})
         return [
             *_pool_families(_summed(rows, named_pools, (OTHER, OTHER))),
             *traffic_families.families(_summed(traffic, named_pools, (OTHER, OTHER))),
             *_tenant_families(_summed(tenants, named_tenants, OTHER)),
+            *engine_families.families(
+                _summed(engines, named_engines, OTHER), _summed(reuses, named_reuses, (OTHER, OTHER))
+            ),
         ]
 
 

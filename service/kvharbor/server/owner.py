@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvharbor.gpumem import InsufficientMemory
 from kvharbor.pool import Fork, Pool, SequenceView
@@ -13,6 +13,10 @@ from kvharbor.server.event_log import EventLog
 from kvharbor.server.turns import Turns
 
 T = TypeVar("T")
+
+_ROUNDS: Final = 4
+"""Of the event loop between two slices. A call takes some to arrive, and to be answered: with one round it would wait
+for a slice at each of these steps. Where nobody else is there, a round takes some microseconds."""
 
 Crash = Callable[[BaseException], None]
 """Ends the process, as an owner that no longer knows its state must not go on [S12]. Does not return."""
@@ -130,7 +134,8 @@ class PoolOwner:
     async def _drive(self, steps: Steps[T]) -> T:
         try:
             while True:
-                await asyncio.sleep(0)
+                for _ in range(_ROUNDS):
+                    await asyncio.sleep(0)
                 self.pool.tell_time(self.clock())
                 next(steps)
                 self._settle()

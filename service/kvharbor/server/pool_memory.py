@@ -112,7 +112,7 @@ def pool_with_ledger(config: PoolConfig, name: str, cancelled: Callable[[], bool
 def recovered_pool(
     config: PoolConfig, ledger_fd: int, tenants: Mapping[int, str], first_number: int
 ) -> tuple[Pool, LedgerMemory]:
-    """Rebuilds a pool from the ledger that an earlier process has kept; blocks for about 10 microseconds a block.
+    """Rebuilds a pool from the ledger that an earlier process has kept; blocks for about 2 microseconds a block.
 
     `tenants` are those of the sessions that had it open; sequences and revisions count from `first_number`.
     """

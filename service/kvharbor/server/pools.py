@@ -30,6 +30,7 @@ from kvharbor.server.session_errors import ResumeRequired, SessionUnknown
 from kvharbor.server.sessions import Sessions
 from kvharbor.server.settings import POOL_NAME_PATTERN, Settings
 from kvharbor.server.turns import Turns
+from kvharbor.server.versions import retire_left
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +94,7 @@ class Pools:
                     limit=f"{MAX_OPENED} pools a session",
                     remedy="open another session",
                 )
-            served.pool.open_session(session.number, session.peer.tenant)
+            served.pool.open_session(session.number, session.peer.tenant, session.engine)
             self._open(session, served, resumed=True)
         return served, created
 
@@ -104,7 +105,10 @@ class Pools:
             tenants = {session.number: session.peer.tenant for session in had_it}
             served = self._found(await self._maker.recover(kept, tenants))
             for session in had_it:
+                served.pool.name_engine(session.number, session.engine)
                 self._open(session, served, resumed=False)
+            served.may_have_left_versions = True
+            served.owner.spawn(retire_left(served))
             served.owner.reschedule()
 
     async def declare(self, tenant: str, name: str, layout: Layout, size_bytes: int) -> tuple[ServedPool, bool]:

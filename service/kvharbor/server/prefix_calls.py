@@ -7,6 +7,7 @@ import dataclasses
 
 from kvharbor.pool import PoolStats, Presence
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.engine_messages import engine_stats_message
 from kvharbor.server.errors import PoolNotFound
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.peer import Peer
@@ -208,4 +209,5 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
         warm_task_waiting_count=warm_waiting_count,
         warm_task_filling_count=warm_filling_count,
         traffic=traffic_message(stats.traffic, served.pool.config.block_tokens),
+        engines=[engine_stats_message(engine) for engine in stats.engines],
     )

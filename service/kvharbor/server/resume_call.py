@@ -8,6 +8,7 @@ from kvharbor.server.handles import number_in
 from kvharbor.server.pools import Pools
 from kvharbor.server.session import State
 from kvharbor.server.session_errors import ResumeRequired
+from kvharbor.server.versions import retire_left
 from kvharbor.server.wire import block_run_of, held_of, sequence_message, shadow_message, table_message
 from kvharbor.v1 import cache_service_pb2 as pb
 from kvharbor.v1 import cache_service_pb2_grpc as rpc
@@ -61,4 +62,7 @@ class ResumeCall(rpc.CacheServiceServicer):
                 results=results, released_block_count=released_count, lost=table_message(lost) if len(lost) else None
             )
 
-        return await opened.served.owner.run(opened.turns, steps)
+        response = await opened.served.owner.run(opened.turns, steps)
+        # For one pool it takes as long as it has blocks to free: nobody waits for that.
+        opened.served.owner.spawn(retire_left(opened.served))
+        return response

@@ -1,5 +1,8 @@
 """What calls on sequences do: message to value, value to message. Unary calls and streams share it."""
 
+# Or the annotations of inner functions are evaluated in every call.
+from __future__ import annotations
+
 import functools
 import secrets
 import time

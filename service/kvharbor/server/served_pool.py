@@ -35,7 +35,8 @@ class ServedPool:
     """A pool with its memory and its owner, made by `of`. `sessions` has those that opened it.
 
     `grace_s`: how long after its last process's exit something may still touch the memory. Its sessions are guaranteed
-    `guarantee_ratio` of its blocks, in equal shares.
+    `guarantee_ratio` of its blocks, in equal shares. `may_have_left_versions`: an earlier process had it, and sessions
+    may have gone since without saying at which version they were.
     """
 
     pool_id: str
@@ -53,6 +54,7 @@ class ServedPool:
     recorder: Recorder
     page: StatusPage
     recalls: Recalls
+    may_have_left_versions: bool = False
 
     @classmethod
     def of(

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kvharbor.pool.engines import UNNAMED, Engine
 from kvharbor.server.members import Member, Mode
 from kvharbor.server.peer import Peer
 from kvharbor.server.warm_notices import WarmNotices
@@ -57,6 +58,7 @@ class Session:
     closed: bool = False
     ending: "asyncio.Task[int] | None" = None
     stream: Stream | None = None
+    engine: Engine = UNNAMED
 
     @property
     def ended(self) -> bool:

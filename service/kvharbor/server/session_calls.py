@@ -6,6 +6,7 @@ import time
 import structlog
 
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.engine_messages import engine_message
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.members import Member, Mode, kill
 from kvharbor.server.pages import page_size_of
@@ -96,6 +97,7 @@ def _info(session: Session) -> pb.SessionInfo:
         age=duration_message(time.monotonic() - session.began_at),
         members=[_member(member) for member in session.members],
         holdings=[_holding(session.number, opened.served) for opened in session.opened.values()],
+        engine=engine_message(session.engine),
     )
 
 

@@ -6,7 +6,7 @@ from kvharbor.server.quiet import until_gone
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
 from kvharbor.server.session_errors import SessionUnknown
-from kvharbor.server.versions import retire_private
+from kvharbor.server.versions import retire_left, retire_private
 
 log = structlog.get_logger(__name__)
 
@@ -33,4 +33,5 @@ async def end_in_pool(session: Session, opened: OpenedPool) -> int:
     served.sessions.discard(session)
     served.recorder.session_ended(number)
     await retire_private(session, opened)
+    await retire_left(served)
     return released_count

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from kvharbor.pool.engines import UNNAMED, Engine
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.ended_sessions import EndedSessions
 from kvharbor.server.keeper import Keeper
@@ -78,13 +79,20 @@ class Sessions:
         return session
 
     def begin(
-        self, peer: Peer, pidfd: int, connection: socket.socket, *, client_name: str, client_version: str
+        self,
+        peer: Peer,
+        pidfd: int,
+        connection: socket.socket,
+        *,
+        client_name: str,
+        client_version: str,
+        engine: Engine = UNNAMED,
     ) -> tuple[Session, Member]:
         """Makes a session with the process that has said hello as its leader, and duplicates its pidfd."""
         # First of all: it fails where descriptors are out, and then there is no session yet.
         own_pidfd = os.dup(pidfd)
         number = self._numbers.take(self._by_number)
-        session = Session(number, _secret(), peer, client_name, client_version, join_token=_secret())
+        session = Session(number, _secret(), peer, client_name, client_version, join_token=_secret(), engine=engine)
         self._by_number[number] = self._by_token[session.token] = session
         leader = Member(LEADER_RANK, Mode.READ_WRITE, peer, session.token, own_pidfd, [connection])
         self._admit(session, leader)
@@ -97,6 +105,7 @@ class Sessions:
             pid=peer.pid,
             client=client_name,
             version=client_version,
+            engine=" ".join(filter(None, (engine.name, engine.version, engine.instance))),
         )
         return session, leader
 

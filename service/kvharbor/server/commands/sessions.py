@@ -47,7 +47,7 @@ def _table(found: "list[SessionInfo]") -> "RenderableType":
         table.add_row(
             session.session_id,
             session.tenant,
-            f"{session.client_name} {session.client_version}".strip(),
+            _client(session),
             f"{session.state}: {session.cause}" if session.cause else session.state,
             _age(session.age_s),
             "\n".join(_process(member) for member in session.members),
@@ -55,6 +55,15 @@ def _table(found: "list[SessionInfo]") -> "RenderableType":
             f"{sum(each.private_block_count for each in session.holdings):,}",
         )
     return table
+
+
+def _client(session: "SessionInfo") -> str:
+    """Names the client, and the engine where it has said what that is."""
+    from rich.markup import escape
+
+    client = f"{session.client_name} {session.client_version}".strip()
+    is_told = session.engine.name != session.client_version.partition("/")[0]
+    return escape(f"{client}\n{session.engine}" if is_told else client)
 
 
 def _process(member: "SessionMember") -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvharbor.server.commands.engine_table import engine_table
 from kvharbor.server.commands.options import JsonOption, SocketOption, TenantOption, connected
 from kvharbor.server.sizes import format_size
 
@@ -33,6 +34,8 @@ def stats(
     lost or has still to resume).
     Reusable is what a pool of any size could have reused of the prompt tokens, at most; it and the times are
     estimated from a sample. The sessions are those of others: this command's own is not counted.
+    Engines are told with what each has reused of whom since the service's process began, sessions that have ended
+    included.
     """
     with connected(socket) as harbor:
         if as_json:
@@ -63,6 +66,7 @@ def _snapshot(harbor: "Harbor", pool: str | None, tenant: str | None) -> "Servic
 
 
 def _table(snapshot: "ServiceStats") -> "RenderableType":
+    from rich.console import Group
     from rich.table import Table
 
     sessions = "1 session" if snapshot.session_count == 1 else f"{snapshot.session_count:,} sessions"
@@ -75,7 +79,7 @@ def _table(snapshot: "ServiceStats") -> "RenderableType":
     columns = [_cells(pool) for pool in snapshot.pools]
     for name in columns[0]:
         table.add_row(name, *(cells[name] for cells in columns), end_section=name in ("total", "shared"))
-    return table
+    return Group(table, *(engine_table(pool) for pool in snapshot.pools if pool.engines))
 
 
 def _reusable(pool: "PoolStats") -> str:

@@ -51,7 +51,8 @@ class Conversation:
         self.session = session
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._gate = gate
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A result, as nobody may be left to take an exception.
+        self._ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._finishes_with: ServerError | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_serving = False
@@ -64,7 +65,7 @@ class Conversation:
     def end(self, reason: BaseException) -> None:
         """Ends the stream at once; what is under way in the pools ends by itself."""
         if not self._ended.done():
-            self._ended.set_exception(reason)
+            self._ended.set_result(reason)
 
     def finish(self, reason: ServerError) -> None:
         """Ends the stream with `reason` when the request that is being served has been answered, and what waits."""
@@ -81,7 +82,7 @@ class Conversation:
         if earlier:
             await asyncio.wait(earlier)
         if self._ended.done():
-            await self._ended
+            raise self._ended.result()
         self._reading = asyncio.create_task(self._read(channel.read))
         writing = asyncio.create_task(self.outbox.send_all(channel.write))
         saying_all = asyncio.create_task(self._say_all(self._reading))
@@ -92,7 +93,7 @@ class Conversation:
                 self.outbox.close()
                 await asyncio.wait(ends[1:], return_when=asyncio.FIRST_COMPLETED)
             if self._ended.done():
-                await self._ended
+                raise self._ended.result()
             # A transport that takes nothing any more has no use for a reason either.
             if saying_all.done():
                 await saying_all

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server import block_operations
+from kvharbor.server import block_operations, session_operations
 from kvharbor.server.applications import Patience
 from kvharbor.server.block_operations import Leased, Waiting
 from kvharbor.server.handles import number_in
@@ -40,8 +40,8 @@ class Responses:
         simple: dict[str, Operation] = {
             "commit_blocks": block_operations.commit_blocks,
             "release_blocks": block_operations.release_blocks,
-            "invalidate_blocks": block_operations.invalidate_blocks,
-            "bump_namespace": block_operations.bump_namespace,
+            "bump_namespace": session_operations.bump_namespace,
+            "computing": session_operations.computing,
             "extend": sequences.extend,
             "commit": sequences.commit,
             "handoff": sequences.handoff,
@@ -53,6 +53,7 @@ class Responses:
             **{kind: self._simple(kind, operation) for kind, operation in simple.items()},
             "acquire": self._leasing("acquire", block_operations.acquire),
             "lease": self._leasing("lease", block_operations.lease),
+            "invalidate_blocks": self._leasing("invalidate_blocks", block_operations.invalidate_blocks, may_wait=False),
             "allocate": self._allocate,
             "fork": self._simple("fork", sequences.fork, lambda response: response.children),
             "cancel_wait": self._cancel_wait,
@@ -77,12 +78,12 @@ class Responses:
 
         return respond
 
-    def _leasing(self, kind: str, operation: Operation) -> Respond:
+    def _leasing(self, kind: str, operation: Operation, *, may_wait: bool = True) -> Respond:
         name = _name(kind)
 
         async def respond(number: int, request: Any) -> None:
             try:
-                if request.HasField("wait"):
+                if may_wait and request.HasField("wait"):
                     self._waits.check_room()
                 answer: Leased[Any, Any] = await self._conversation.timed(name, self._on_pool(operation, request))
             except REFUSALS as refused:

@@ -5,6 +5,9 @@ from kvharbor.pool.awaiting import Outlook as Outlook
 from kvharbor.pool.block_runs import BlockRun as BlockRun
 from kvharbor.pool.block_runs import Chain as Chain
 from kvharbor.pool.digest import ExtraKey as ExtraKey
+from kvharbor.pool.engines import Engine as Engine
+from kvharbor.pool.engines import EngineGroup as EngineGroup
+from kvharbor.pool.engines import EngineStats as EngineStats
 from kvharbor.pool.hints import ExpectedReuse as ExpectedReuse
 from kvharbor.pool.hints import Hints as Hints
 from kvharbor.pool.ledger import Ledger as Ledger

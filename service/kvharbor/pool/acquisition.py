@@ -15,12 +15,15 @@ from kvharbor.pool.sequence import Sequence, Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
+from kvharbor.pool.writers import PATIENCE_S
 
 
-def acquire(state: State, session: int, chain: Chain, table_block_count: int, *, computes: bool) -> Steps[Acquired]:
+def acquire(
+    state: State, session: int, chain: Chain, table_block_count: int, *, computes: bool, uses: bool
+) -> Steps[Acquired]:
     """Holds what is there of a chain and leases the rest of its table. Nothing stays held or evicted on failure.
 
-    One that is granted counts as a request with the tokens of the chain.
+    One that is granted counts as a request with the tokens of the chain, unless it only asks.
     """
     block_count = validate.chain(chain, state.block_tokens)
     _check_count("table_block_count", table_block_count, 0)
@@ -29,10 +32,9 @@ def acquire(state: State, session: int, chain: Chain, table_block_count: int, *,
     most = max(table_block_count, block_count)
     validate.table("table_block_count", table_block_count, most, "ask for less")
 
+    extras = extras_by_block(chain.extra_keys, state.block_tokens)
     namespace = state.namespaces.use(owner.tenant, chain.version, chain.adapter, chain.salt, chain.scheme)
-    carrier = Sequence.carrier(
-        session, namespace, namespace.root, extras_by_block(chain.extra_keys, state.block_tokens)
-    )
+    carrier = Sequence.carrier(session, namespace, namespace.root, extras)
     contents = chain.keys if namespace.is_opaque else chain.token_ids
     state.in_flight.add(carrier)
     try:
@@ -40,14 +42,16 @@ def acquire(state: State, session: int, chain: Chain, table_block_count: int, *,
         held = carrier.table.copy()
         carrier.tail = bytearray(contents[state.writers.content_bytes(namespace) * len(held) :])
         pending = state.writers.pending(carrier, block_count, state.now)
+        # Where another is the writer, who asks may wait for that: two who do must not wait for each other.
+        is_writer = computes and (pending is None or pending.idle_s >= PATIENCE_S)
         added = [block for block in held if not owner.blocks.holds(block)]
         if len(held) > state.slice_blocks:
-            if computes:
+            if is_writer:
                 state.writers.place(carrier, state.now)
             yield from _share(state, owner, carrier)
         else:
             _take_over(state, owner, carrier)
-        if computes and len(held) < block_count:
+        if is_writer and len(held) < block_count:
             _mark(state, carrier, len(held))
         state.writers.remove(carrier)
         while len(carrier.table) > state.slice_blocks:
@@ -56,8 +60,8 @@ def acquire(state: State, session: int, chain: Chain, table_block_count: int, *,
     finally:
         # After a success little is left of it but its use of the namespace.
         take_down(state, carrier)
-    if table_block_count or computes:  # else it was only asked, perhaps again and again
-        _count(state, owner, block_count, len(held))
+    if table_block_count or computes or uses:  # else it was only asked, perhaps again and again
+        state.count_request(owner, block_count * state.block_tokens, held)
     leased = yield from _lease(state, owner, max(table_block_count - len(held), 0), held[-1] if held else None)
     run = state.run(held)
     return Acquired(run, leased, pending, run if len(added) == len(held) else state.run(added))
@@ -110,17 +114,6 @@ def _mark(state: State, carrier: Sequence, depth: int) -> None:
     tail = bytearray(carrier.tail)
     mark = Mark(carrier.session, carrier.namespace, carrier.chain_node, depth, tail, carrier.extras)
     state.marks.add(mark, state.now)
-
-
-def _count(state: State, owner: Session, block_count: int, held_count: int) -> None:
-    counters, tenant, block_tokens = state.counters, state.tenant(owner.tenant), state.block_tokens
-    counters.allocate_count += 1
-    counters.prompt_token_count += block_count * block_tokens
-    tenant.prompt_token_count += block_count * block_tokens
-    if held_count:
-        counters.hit_count += 1
-        counters.reused_token_count += held_count * block_tokens
-        tenant.reused_token_count += held_count * block_tokens
 
 
 def _check_count(field: str, value: int, least: int, most: int = validate.MAX_TABLE_BLOCKS) -> None:

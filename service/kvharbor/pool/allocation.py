@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from kvharbor.pool import explain, validate
 from kvharbor.pool.awaiting import Awaited
-from kvharbor.pool.digest import opaque_keys
 from kvharbor.pool.errors import CursorOutOfRange, RequestIdReused, RequestTooLarge
 from kvharbor.pool.release import take_down
 from kvharbor.pool.results import Extension, Pending, Prompt, SequenceView
@@ -87,6 +86,7 @@ def allocate(
     refuse_too_large(state, block_count)
     validate.table("reserve_tokens", reserve_tokens, block_count, "reserve less")
 
+    extras = _extras(prompt, block_tokens)
     namespace = state.namespaces.use(owner.tenant, prompt.version, prompt.adapter, prompt.salt)
     sequence = Sequence(
         session=session,
@@ -102,7 +102,7 @@ def allocate(
         cached_tokens=0,
         computed_tokens=0,
         committed_blocks=0,
-        extras=_extras(prompt, block_tokens),
+        extras=extras,
         hint_class=state.hint_classes.number(owner.tenant, prompt.hints),
     )
     pending = yield from admit(state, sequence, prompt.token_ids, reusable // block_tokens, block_count, waits=waits)
@@ -110,15 +110,8 @@ def allocate(
     owner.add(sequence)
     state.in_flight.discard(sequence)
 
-    counters, tenant = state.counters, state.tenant(owner.tenant)
-    tenant.sequence_count += 1
-    counters.allocate_count += 1
-    counters.prompt_token_count += token_count
-    tenant.prompt_token_count += token_count
-    if sequence.cached_tokens:
-        counters.hit_count += 1
-        counters.reused_token_count += sequence.cached_tokens
-        tenant.reused_token_count += sequence.cached_tokens
+    state.tenant(owner.tenant).sequence_count += 1
+    state.count_request(owner, token_count, sequence.table[: sequence.committed_blocks])
     view = state.view(sequence)
     return view if pending is None else replace(view, pending=pending)
 
@@ -185,10 +178,7 @@ def hold_match(state: State, sequence: Sequence, contents: bytes, reusable_block
     while True:
         first = len(sequence.table)
         end = min(reusable_blocks, first + state.slice_blocks)
-        if sequence.namespace.is_opaque:
-            run = state.tree.match_contents(sequence.chain_node, opaque_keys(contents, first, end))
-        else:
-            run = state.tree.match(sequence.chain_node, contents, sequence.extras, first, end)
+        run = state.tree.match(sequence.chain_node, contents, sequence.extras, first, end)
         if len(run) < end - first or end == reusable_blocks:
             return run
         claim_run(state, sequence, run, 0)

@@ -26,13 +26,14 @@ def commit_blocks(
     """
     _check(state, parent, blocks, chain)
     owner = state.session(session)
+    extras = extras_by_block(chain.extra_keys, state.block_tokens)
     # What was acquired before its version was retired goes on there [V2].
     namespace = state.namespaces.take_up(owner.tenant, chain.version, chain.adapter, chain.salt, chain.scheme)
     carrier = Sequence.carrier(session, namespace, namespace.root, {})
     carrier.hint_class = state.hint_classes.number(owner.tenant, chain.hints)
     contents = _Contents(
         chain.keys if namespace.is_opaque else chain.token_ids,
-        extras_by_block(chain.extra_keys, state.block_tokens),
+        extras,
         state.writers.content_bytes(namespace),
     )
     shadows: list[Shadow] = []

@@ -14,7 +14,6 @@ from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
-from kvharbor.pool.tree import PARENT_BYTES
 
 
 def resume_blocks(state: State, session: int, blocks: BlockRun) -> Steps[BlockRun]:
@@ -89,22 +88,20 @@ def _hold(state: State, owner: Session, block: int) -> bool:
 
 def _canonical(state: State, block: int) -> int | None:
     """Returns the committed block that a shadow's record names."""
-    ledger, generation = state.ledger, state.blocks.generation
-    recorded = ledger.keys((block,), generation)[0]
-    if recorded is None:
-        return None
-    node = int.from_bytes(recorded[:PARENT_BYTES], "little")
+    records, generation = state.ledger.records, state.blocks.generation
+    node = records.parents[block]
     if node >= FIRST_ROOT:
         namespace = state.namespaces.at(node)
     else:
-        is_there = state.tree.contains(node) and generation[node] == ledger.parent_age(block)
+        is_there = state.tree.contains(node) and generation[node] == records.parent_ages[block]
         namespace = state.tree.namespace_of(node) if is_there else None
     if namespace is None:
         return None
-    key = ledger.trimmed(recorded, namespace.is_opaque)
-    canonical = state.tree.find(node, key[PARENT_BYTES:])
-    if canonical is None:
+    content = records.recorded(block, generation, is_opaque=namespace.is_opaque)
+    canonical = None if content is None else state.tree.find(node, content)
+    if content is None or canonical is None:
         return None
-    # The checksum of an exact record covers the namespace too.
-    checksums = ledger.checksums([key], [state.tree.digest_of(canonical)], namespace.is_opaque)
-    return canonical if checksums[0] == ledger.checksum(block) else None
+    # The digest of an exact record covers the namespace too.
+    digests = [state.tree.digest_of(canonical)]
+    is_vouched = records.vouched_count([block], node, [content], digests, is_opaque=namespace.is_opaque)
+    return canonical if is_vouched else None

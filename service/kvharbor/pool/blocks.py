@@ -87,7 +87,7 @@ class Blocks:
             state[block] = RESERVED
         self.reserved_count += len(blocks)
         self.ledger.mark(blocks, self.generation, session << SESSION_SHIFT | RESERVED)
-        self.ledger.erase(blocks)
+        self.ledger.records.erase(blocks)
 
     def commit(self, blocks: Sequence[int]) -> None:
         """RESERVED -> COMMITTED, each held once by the sequence that wrote it. They are recorded [L2]."""
@@ -138,7 +138,7 @@ class Blocks:
             self.generation[block] += 1
         self.reserved_count += len(blocks)
         self.ledger.mark(blocks, self.generation, session << SESSION_SHIFT | RESERVED)
-        self.ledger.erase(blocks)
+        self.ledger.records.erase(blocks)
 
     def free_reserved(self, blocks: Sequence[int]) -> None:
         """RESERVED -> FREE."""
@@ -169,7 +169,7 @@ class Blocks:
             generation[block] += 1
         self.free.give(blocks)
         self.ledger.mark(blocks, generation, FREE)
-        self.ledger.erase(blocks)
+        self.ledger.records.erase(blocks)
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Adds one holder to each of these COMMITTED blocks: a part of a chain, in order, or some that nobody holds."""

@@ -7,7 +7,7 @@ is hashed.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,12 +75,6 @@ def namespace_digest(tenant: str, identity: bytes, version: str, adapter: str, s
     if scheme:
         parts.append(_field(b"k", scheme))
     return hashlib.sha256(b"".join(parts)).digest()
-
-
-def opaque_keys(joined: bytes, first: int, end: int) -> Iterator[bytes]:
-    """Yields the keys of blocks [first, end) of an opaque namespace."""
-    for start in range(first * OPAQUE_KEY_BYTES, end * OPAQUE_KEY_BYTES, OPAQUE_KEY_BYTES):
-        yield joined[start : start + OPAQUE_KEY_BYTES]
 
 
 def encode_extra_key(offset_in_block: int, value: bytes) -> bytes:

@@ -46,9 +46,11 @@ class HitDensity:
         self._first_kind = bytearray(id_count)
         self._content = array("I", bytes(4 * id_count))
         self._followed = bytearray(id_count)
-        # The parent that waits for a child, by the child; the child, and the time of release, by the parent.
+        # The parent that waits for a child, by the child; the child, and the time of release, by the parent. Not as
+        # pairs: one for each block of a long chain would have the garbage collector look at all that there is.
         self._waiting: dict[int, int] = {}
-        self._waits_for: dict[int, tuple[int, int]] = {}
+        self._waits_for: dict[int, int] = {}
+        self._waits_since: dict[int, int] = {}
         self._counts = UseCounts(block_count)
         self._reuse = ReuseTimes(block_count, MAX_USES)
         self._now = 0
@@ -184,7 +186,7 @@ class HitDensity:
             victims.append(block)
 
     def _wait(self, block: int, child: int, released_at: int) -> None:
-        self._waits_for[block] = child, released_at
+        self._waits_for[block], self._waits_since[block] = child, released_at
         self._waiting[child] = block
         self._place[block] = _WAITING
 
@@ -197,14 +199,14 @@ class HitDensity:
         parent = self._waiting.pop(block, None)
         if parent is None:
             return None
-        _, released_at = self._waits_for.pop(parent)
         place, next_sibling = self._place, self._tree.next_sibling
         sibling = next_sibling[block]
         while sibling != NO_BLOCK and place[sibling] == _NOWHERE:
             sibling = next_sibling[sibling]
         if sibling == NO_BLOCK:
-            return parent, released_at
-        self._waits_for[parent] = sibling, released_at
+            del self._waits_for[parent]
+            return parent, self._waits_since.pop(parent)
+        self._waits_for[parent] = sibling
         self._waiting[sibling] = parent
         return None
 
@@ -219,8 +221,7 @@ class HitDensity:
         kind = self._place[block]
         self._place[block] = _NOWHERE
         if kind == _WAITING:
-            child, _ = self._waits_for.pop(block)
-            del self._waiting[child]
+            del self._waiting[self._waits_for.pop(block)], self._waits_since[block]
         else:
             del self._queues[kind][block]
         if self._waiting and (freed := self._freed_by(block)) is not None:

@@ -9,6 +9,7 @@ from kvharbor.pool.marks import MAX_MARKS
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import State
+from kvharbor.pool.writers import extras_to_come
 
 
 def check_holdings(state: State) -> None:
@@ -64,27 +65,27 @@ def _check_marks(state: State) -> None:
         for node, own in by_node.items()
         for mark in own
     }
-    if found != {mark: (mark.session, mark.chain_node) for mark in marks.by_progress}:
+    if found != {mark: (mark.session, mark.chain_node) for mark in marks.by_age}:
         _fail("B6", "the marks are elsewhere than they know")
     counts: Counter[int] = Counter()
-    for mark in marks.by_progress:
+    for mark in marks.by_age:
         size = state.writers.content_bytes(mark.namespace)
-        counts[mark.session] += len(mark.tail) // size
+        counts[mark.session] += -(-(len(mark.tail) + sum(map(len, extras_to_come(mark).values()))) // size)
         owner = state.sessions[mark.session]
         if mark.chain_node != mark.namespace.root and mark.chain_node not in owner.blocks.behind:
             _fail("B6", f"session {mark.session} marks what comes behind {mark.chain_node}, which it does not hold")
         if owner.ended or len(mark.tail) < size or mark.writer_key != state.writers.key_of(mark):
             _fail("B6", f"session {mark.session} has a mark of nothing, or one that is entered elsewhere")
     if (
-        Counter([mark.session for mark in marks.by_progress]) != marks.counts
+        Counter([mark.session for mark in marks.by_age]) != marks.counts
         or max(marks.counts.values(), default=0) > MAX_MARKS
     ):
         _fail("B6", f"{len(found)} marks, {dict(marks.counts)} counted")
     if counts != marks.block_counts or any(count > state.blocks.total_count for count in counts.values()):
         _fail("B6", f"{dict(counts)} contents are marked, {dict(marks.block_counts)} counted")
-    times = [mark.progress_at for mark in marks.by_progress]
+    times = [mark.seen_at for mark in marks.by_age]
     if times != sorted(times):
-        _fail("B6", "the marks are not in the order of their progress")
+        _fail("B6", "the marks are not in the order in which they were seen")
 
 
 def _fail(rule: str, detail: str) -> NoReturn:

@@ -4,10 +4,12 @@ It recomputes from the holders (sequences, hand-offs, pins, a recovery) what the
 """
 
 from collections import Counter
+from itertools import islice
 from typing import NoReturn
 
 from kvharbor.pool.blocks import COMMITTED, FREE, QUARANTINED, RESERVED, SCRATCH, SHADOW
 from kvharbor.pool.digest import OPAQUE_KEY_BYTES, block_digest
+from kvharbor.pool.engines_check import check_engines
 from kvharbor.pool.errors import InvariantViolation
 from kvharbor.pool.holdings_check import check_holdings
 from kvharbor.pool.ledger_check import check_ledger
@@ -30,6 +32,7 @@ def check_invariants(state: State) -> None:
     check_ledger(state, sequences)
     check_writers(state, sequences)
     check_holdings(state)
+    check_engines(state)
 
 
 def _fail(rule: str, detail: str) -> NoReturn:
@@ -153,7 +156,7 @@ def _check_tables(state: State, sequences: list[Sequence]) -> None:
 def _check_tree(state: State) -> None:
     """G1: every committed block hangs below its namespace by exactly its content, under the right digest."""
     blocks, tree, token_bytes = state.blocks, state.tree, 4 * state.block_tokens
-    reached = 0
+    reached = sibling_count = 0
     for namespace in state.namespaces:
         below = list(tree.descend(namespace.root))
         reached += len(below)
@@ -166,12 +169,17 @@ def _check_tree(state: State) -> None:
             digest = content if namespace.is_opaque else block_digest(tree.digest_of(parent), content)
             if tree.digest_of(block) != digest or (namespace.is_opaque and len(content) != OPAQUE_KEY_BYTES):
                 _fail("G1", f"block {block} has another digest than its content")
-            found = tree.match_contents(parent, [content])
-            if not namespace.is_opaque:
-                found = tree.match(parent, content[:token_bytes], {0: content[token_bytes:]}, 0, 1)
-            if found != [block]:
+            size = OPAQUE_KEY_BYTES if namespace.is_opaque else token_bytes
+            found = tree.match(parent, content[:size], {0: content[size:]}, 0, 1)
+            if found != [block] or tree.find(parent, content) != block:
                 _fail("G1", f"block {block} is not found by its content")
+            has_sibling = len(list(islice(tree.children(parent), 2))) > 1
+            if tree.siblings.get(tree.keys((block,))[0]) != (block if has_sibling else None):
+                _fail("G1", f"block {block} with{'out' * (not has_sibling)} siblings is in the wrong place")
+            sibling_count += has_sibling
     committed = blocks.state.count(COMMITTED)
+    if sibling_count != len(tree.siblings):
+        _fail("G1", f"{len(tree.siblings)} blocks are indexed, {sibling_count} have siblings")
     if not reached == committed == tree.block_count:
         _fail("P1", f"{reached} of {committed} committed blocks can be reached")
 
@@ -219,7 +227,7 @@ def _check_registers(state: State, sequences: list[Sequence]) -> None:
             _fail("P4", f"session {session.session} knows other groups than its sequences have")
     users = Counter(sequence.namespace.root for sequence in sequences)
     users.update(pin.namespace.root for pin in [*state.pins.values(), *state.ending_pins])
-    users.update(mark.namespace.root for mark in state.marks.by_progress)
+    users.update(mark.namespace.root for mark in state.marks.by_age)
     committed: Counter[str] = Counter()
     for namespace in state.namespaces:
         committed[namespace.tenant] += namespace.block_count

@@ -1,20 +1,16 @@
 """What of a pool outlives its process: shared memory that the next process recovers the pool from.
 
-Per block there are a state word, a stamp and a record; things of any length are in `cells.py`. A kill may come
-between any two stores and in the middle of any long one, so a word is what decides, and it is one aligned store of
-eight bytes: it is there or not.
+Per block there are a state word, a stamp and a record (`records.py`); things of any length are in `cells.py`. A kill
+may come between any two stores and in the middle of any long one, so a word is what decides, and it is one aligned
+store of eight bytes: it is there or not.
 
     word    generation << 27 | session << 3 | held << 2 | state      (state: FREE, RESERVED, COMMITTED, SHADOW)
     stamp   place in the order of release, of a COMMITTED block that nobody holds
-    record  generation it is for, generation of its parent, checksum, parent node, tokens or opaque key, cell of its
-            extra keys
+    record  what the block was committed for
 
 A word of 0 is a block that was never used: generation 1, FREE. The session of a COMMITTED word means nothing, so to
 commit, to hold and to release is one store of the word's lowest byte. The record is immutable while the word is
-COMMITTED or SHADOW. Its checksum is the block's digest, which covers namespace, prefix and content; recovery has to
-compute it anyway. An opaque key is a digest that covers nothing we know: there the checksum is SHA-256 of parent node
-and key. Generations and parents are checked against the words. Whether a record has tokens or an opaque key is known
-by its namespace; the shorter of the two is padded.
+COMMITTED or SHADOW.
 
 For each transition the order of the stores, and why a kill between any two of them is safe:
 
@@ -41,15 +37,13 @@ Sequences are not here: their sessions name them when they resume (`resume.py`).
 
 import hashlib
 import sys
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from mmap import mmap
 from typing import Final, Self
 
-from kvharbor.pool.cells import CELL_BYTES, NO_CELL, CellKind, Cells
-from kvharbor.pool.digest import DIGEST_BYTES, OPAQUE_KEY_BYTES
+from kvharbor.pool.cells import CELL_BYTES, Cells
+from kvharbor.pool.records import Records, record_sizes
 from kvharbor.pool.results import PoolConfig
-from kvharbor.pool.runs import run_end
 
 WritableBuffer = bytearray | memoryview | mmap
 
@@ -60,11 +54,8 @@ GENERATION_SHIFT: Final = 27
 MAX_SESSION: Final = (1 << (GENERATION_SHIFT - SESSION_SHIFT)) - 1
 """A pool cannot tell more sessions apart than this, over its whole epoch."""
 
-_MAGIC: Final = b"kvharbor ledger 2"
+_MAGIC: Final = b"kvharbor ledger 3"
 _PAGE: Final = 4096
-_PARENT_BYTES: Final = 8
-# The heap was full when the block was published: after a restart it is a miss.
-_UNRECORDED: Final = (1 << 32) - 1
 
 
 class LedgerUnfit(Exception):
@@ -92,16 +83,8 @@ class Ledger:
         self.words = columns[0].cast("Q")
         self.low_bytes = columns[0][0 if sys.byteorder == "little" else 7 :: 8]
         self.stamps = columns[1].cast("Q")
-        self._ages = columns[2].cast("Q")
-        self._parent_ages = columns[3].cast("Q")
-        self._checksums = columns[4]
-        self._keys = columns[5]
-        self._overflows = columns[6].cast("I")
-        self.cells = Cells(columns[7])
-        self._exact_key_bytes = _PARENT_BYTES + 4 * config.block_tokens
-        self._stored_key_bytes = _stored_key_bytes(config)
-        # Blocks with extra keys in cells.
-        self._overflowing: set[int] = set()
+        self.cells = Cells(columns[2])
+        self.records = Records(config, columns[3:], self.cells)
         self.next_stamp = 1
 
     @classmethod
@@ -128,10 +111,11 @@ class Ledger:
 
     def close(self) -> None:
         """Lets go of the buffer, so that it can be unmapped."""
+        self.records.close()
         self.cells.close()
-        for column in (self._header, self.low_bytes, self._checksums, self._keys):
+        for column in (self._header, self.low_bytes):
             column.release()
-        for numbers in (self.words, self.stamps, self._ages, self._parent_ages, self._overflows):
+        for numbers in (self.words, self.stamps):
             numbers.release()
 
     # State words
@@ -156,138 +140,11 @@ class Ledger:
             low_bytes[block] = low_bits
         self.next_stamp += len(blocks)
 
-    # Records
-
-    def record(
-        self,
-        blocks: list[int],
-        keys: list[bytes],
-        digests: list[bytes],
-        generation: list[int],
-        parent_age: int,
-        is_opaque: bool = False,
-    ) -> None:
-        """Stores what a chain of blocks holds; their words follow [L2].
-
-        A key is the parent node as eight bytes, then the content. `parent_age` is the generation of the first
-        block's parent; 0 below a root.
-        """
-        joined, size, whole = b"".join(keys), self._stored_key_bytes, self._key_bytes(is_opaque)
-        if size != whole or len(joined) != size * len(keys):
-            if len(joined) != whole * len(keys):
-                for block, key in zip(blocks, keys, strict=True):
-                    if len(key) != whole:
-                        self._record_extras(block, key[whole:])
-            joined = b"".join([key[:whole].ljust(size, b"\0") for key in keys])
-        checksums = b"".join(self.checksums(keys, digests, is_opaque))
-        start = 0
-        while start < len(blocks):
-            first, end = blocks[start], run_end(blocks, start)
-            last = first + end - start
-            ages = array("Q", generation[first:last])
-            self._ages[first:last] = ages
-            self._parent_ages[first] = parent_age
-            self._parent_ages[first + 1 : last] = ages[:-1]
-            self._checksums[first * DIGEST_BYTES : last * DIGEST_BYTES] = checksums[
-                start * DIGEST_BYTES : end * DIGEST_BYTES
-            ]
-            self._keys[first * size : last * size] = joined[start * size : end * size]
-            start, parent_age = end, ages[-1]
-
-    def erase(self, blocks: Sequence[int]) -> None:
-        """Gives back the cells of blocks whose words say FREE by now [L4]."""
-        if self._overflowing:
-            for block in self._overflowing.intersection(blocks):
-                self._erase_extras(block)
-
-    def keys(self, blocks: Sequence[int], generation: Sequence[int]) -> list[bytes | None]:
-        """Returns the keys that were recorded for blocks of these generations; None where there is no whole one.
-
-        They may be padded: `trimmed` has them as they were.
-        """
-        ages, overflows, keys, size = self._ages, self._overflows, self._keys, self._stored_key_bytes
-        found: list[bytes | None] = []
-        for block in blocks:
-            key = None
-            if ages[block] == generation[block]:
-                key = keys[block * size : (block + 1) * size].tobytes()
-                if overflows[block] != NO_CELL:
-                    key = self._with_extras(key, overflows[block])
-            found.append(key)
-        return found
-
-    def trimmed(self, key: bytes, is_opaque: bool) -> bytes:
-        """Returns one of `keys` without what it may be padded with."""
-        whole, size = self._key_bytes(is_opaque), self._stored_key_bytes
-        return key if whole == size else key[:whole] + key[size:]
-
-    def key(self, block: int, generation: Sequence[int], is_opaque: bool) -> bytes | None:
-        """Returns the key that was recorded for a block of this generation, if there is a whole one."""
-        key = self.keys((block,), generation)[0]
-        return None if key is None else self.trimmed(key, is_opaque)
-
-    def parent_age(self, block: int) -> int:
-        """Returns the recorded generation of a block's parent; 0 below a root."""
-        return self._parent_ages[block]
-
-    def checksum(self, block: int) -> bytes:
-        """Returns the recorded checksum of a block."""
-        return self._checksums[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES].tobytes()
-
-    def checksums(self, keys: Sequence[bytes], digests: Sequence[bytes], is_opaque: bool) -> Sequence[bytes]:
-        """Returns the checksums that records of these keys and digests have."""
-        return [hashlib.sha256(key).digest() for key in keys] if is_opaque else digests
-
-    def is_unrecorded(self, block: int) -> bool:
-        """Whether the heap was full when the block was published."""
-        return self._overflows[block] == _UNRECORDED
-
-    def take_extras(self, is_valid: Callable[[int], bool]) -> list[int]:
-        """After a restart: takes up the cells of blocks with a valid record, returned, and forgets the others'."""
-        for block, cell in enumerate(self._overflows.tolist()):
-            if cell != NO_CELL:
-                if is_valid(block):
-                    self._overflowing.add(block)
-                else:
-                    self._overflows[block] = NO_CELL
-        return self.extras_cells()
-
-    def extras_cells(self) -> list[int]:
-        """Returns the heads of all cells with extra keys."""
-        return [self._overflows[block] for block in self._overflowing if not self.is_unrecorded(block)]
-
-    def _key_bytes(self, is_opaque: bool) -> int:
-        """Returns the size of a key without extra keys."""
-        return _PARENT_BYTES + OPAQUE_KEY_BYTES if is_opaque else self._exact_key_bytes
-
-    def _with_extras(self, key: bytes, cell: int) -> bytes | None:
-        extras = self.cells.read(cell)
-        return key + extras.value if extras is not None and extras.kind == CellKind.EXTRAS else None
-
-    def _record_extras(self, block: int, extras: bytes) -> None:
-        cell = self.cells.write(CellKind.EXTRAS, extras)
-        self._overflows[block] = _UNRECORDED if cell == NO_CELL else cell
-        self._overflowing.add(block)
-
-    def _erase_extras(self, block: int) -> None:
-        cell = self._overflows[block]
-        self._overflows[block] = NO_CELL
-        self._overflowing.discard(block)
-        if cell != _UNRECORDED:
-            self.cells.free(cell)
-
 
 def _sizes(config: PoolConfig) -> tuple[int, ...]:
-    """Returns the bytes of each column: words, stamps, ages, ages of parents, checksums, keys, overflows, cells."""
+    """Returns the bytes of each column: words, stamps, cells, and those of the records."""
     ids = config.scratch_blocks + config.block_count
-    key_bytes = _stored_key_bytes(config)
-    cells = 4096 + ids
-    return (8 * ids, 8 * ids, 8 * ids, 8 * ids, DIGEST_BYTES * ids, key_bytes * ids, 4 * ids, CELL_BYTES * cells)
-
-
-def _stored_key_bytes(config: PoolConfig) -> int:
-    """Returns the room of a key: the parent node, then tokens or an opaque key."""
-    return _PARENT_BYTES + max(4 * config.block_tokens, OPAQUE_KEY_BYTES)
+    return (8 * ids, 8 * ids, CELL_BYTES * (4096 + ids), *record_sizes(config))
 
 
 def _rounded(size: int) -> int:

@@ -45,17 +45,20 @@ def _check_words(state: State, sequences: list[Sequence]) -> None:
 
 
 def _check_records(state: State) -> None:
-    blocks, tree, ledger = state.blocks, state.tree, state.ledger
+    blocks, tree, records = state.blocks, state.tree, state.ledger.records
     for block, kind in enumerate(blocks.state):
-        if kind not in (COMMITTED, SHADOW) or ledger.is_unrecorded(block):
+        if kind not in (COMMITTED, SHADOW) or records.is_unrecorded(block):
             continue
         twin = blocks.canonical[block] if kind == SHADOW else block
         parent = tree.parent[twin]
         parent_age = 0 if parent >= FIRST_ROOT else blocks.generation[parent]
-        is_opaque, keys = tree.namespace_of(twin).is_opaque, tree.keys((twin,))
-        key = ledger.key(block, blocks.generation, is_opaque)
-        checksums = ledger.checksums(keys, (tree.digest_of(twin),), is_opaque)
-        if (key, ledger.checksum(block), ledger.parent_age(block)) != (keys[0], checksums[0], parent_age):
+        is_opaque, digest = tree.namespace_of(twin).is_opaque, tree.digest_of(twin)
+        content = tree.content_of(twin)
+        if (
+            records.recorded(block, blocks.generation, is_opaque=is_opaque) != content
+            or (records.parents[block], records.parent_ages[block]) != (parent, parent_age)
+            or not records.vouched_count([block], parent, [content], [digest], is_opaque=is_opaque)
+        ):
             _fail("L2", f"block {block} in state {kind} is not what its record says")
 
 
@@ -88,6 +91,6 @@ def _check_cells(state: State) -> None:
         if entry is None and not refused:
             _fail("L10", f"pin {pin.name} is not in the ledger")
     known = [namespace.cell for namespace in state.namespaces] + [pin.cell for pin in state.pins.values()]
-    known += state.ledger.extras_cells()
+    known += state.ledger.records.extras_cells()
     if found := {entry.cell for entry in cells.entries()}.difference(known):
         _fail("L7", f"nobody owns the cells {found}")

@@ -6,6 +6,7 @@ After a restart the same goes for what a session had before and has not resumed 
 """
 
 from kvharbor.pool.block_release import drop_private_blocks, let_go_committed
+from kvharbor.pool.engines import Engine
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.ledger import MAX_SESSION
 from kvharbor.pool.release import drop_private, end_pin, release_each
@@ -15,7 +16,7 @@ from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
 
 
-def open_session(state: State, session: int, tenant: str) -> None:
+def open_session(state: State, session: int, tenant: str, engine: Engine) -> None:
     """Lets a session hold blocks. Its number is never used again."""
     if not 1 <= session <= MAX_SESSION:
         raise InvalidField(
@@ -25,6 +26,13 @@ def open_session(state: State, session: int, tenant: str) -> None:
             remedy="a pool counts no more sessions than that: make it anew",
         )
     state.sessions[session] = Session(session, tenant, next_number=state.first_number)
+    name_engine(state, session, engine)
+
+
+def name_engine(state: State, session: int, engine: Engine) -> None:
+    """Tells what computes in a session that begins, or goes on after a restart; before its first call."""
+    live = {owner.engine for owner in state.sessions.values()}
+    state.sessions[session].engine = state.engines.begin(engine, live)
 
 
 def end_session(state: State, session: int) -> Steps[None]:
@@ -32,6 +40,7 @@ def end_session(state: State, session: int) -> Steps[None]:
     owner = state.sessions[session]
     owner.ended = True
     state.marks.end_session(session)
+    state.writers.signs.pop(session, None)
     for sequence in list(owner.sequences.values()):
         state.writers.remove(sequence)
         yield from _quarantine(state, state.private_blocks(sequence))
@@ -62,6 +71,7 @@ def session_quiet(state: State, session: int) -> Steps[int]:
     owner = state.sessions[session]
     owner.ended = owner.writers_quiet = owner.quiet = True
     state.marks.end_session(session)
+    state.writers.signs.pop(session, None)
     yield from give_back_unclaimed(state, owner)
     # As in `writers_quiet`.
     idle = [sequence for sequence in owner.sequences.values() if not sequence.copy_count]
@@ -81,6 +91,17 @@ def holding(state: State, session: int) -> Holding:
     private = sum(len(state.private_blocks(sequence)) for sequence in owner.sequences.values())
     private += len(owner.unclaimed) + owner.blocks.private_count()
     return Holding(len(owner.sequences), private, len(owner.blocks.behind), len(owner.blocks.leased))
+
+
+def held_by_engine(state: State) -> dict[int, tuple[int, int]]:
+    """Returns how many sessions each engine has, by its number, and how many blocks these hold. O(sequences)."""
+    held: dict[int, tuple[int, int]] = {}
+    for owner in state.sessions.values():
+        in_tables = sum(len(sequence.table) for sequence in owner.sequences.values())
+        by_itself = len(owner.blocks.behind) + owner.blocks.private_count()
+        session_count, block_count = held.get(owner.engine, (0, 0))
+        held[owner.engine] = session_count + 1, block_count + in_tables + by_itself
+    return held
 
 
 def reserved_block_count(state: State, session: int) -> int:

@@ -1,8 +1,8 @@
 """What sessions have said that they compute block by block, without a sequence: entries among the writers. Rule [B6].
 
 A mark is the contents in a row that its session has still to commit, behind a node that it holds. It moves with the
-session's commits, and ends when all is committed, when the session lets go of the node, when nothing of it has been
-committed for `PATIENCE_S`, or with the session.
+session's commits, and ends when all is committed, when the session lets go of the node, when it has stalled, or with
+the session.
 """
 
 from collections import Counter, OrderedDict
@@ -21,7 +21,11 @@ _MOST_EXPIRED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """Contents to come behind `chain_node`; `extras` count from the first block of the chain that was acquired."""
+    """Contents to come behind `chain_node`; `extras` count from the first block of the chain that was acquired.
+
+    `extra_bytes` is how much `extras` are, which are those to come once the mark is entered.
+    `seen_at`: when it has last got on, or was found not to have stalled.
+    """
 
     session: int
     namespace: Namespace
@@ -31,17 +35,22 @@ class Mark:
     extras: dict[int, bytes]
     writer_key: bytes | None = None
     progress_at: float = 0.0
+    seen_at: float = 0.0
+    extra_bytes: int = 0
 
 
 class Marks:
-    """All marks, each among the writers. A session has at most MAX_MARKS, of at most `most_blocks` contents in all."""
+    """All marks, each among the writers. A session has at most MAX_MARKS, of at most `most_blocks` contents in all.
+
+    Extra keys count as contents of as many bytes.
+    """
 
     def __init__(self, writers: Writers, namespaces: Namespaces, most_blocks: int) -> None:
         self._writers = writers
         self._namespaces = namespaces
         self._most_blocks = most_blocks
-        # The one that got on longest ago first.
-        self.by_progress: OrderedDict[Mark, None] = OrderedDict()
+        # In the order of `seen_at`.
+        self.by_age: OrderedDict[Mark, None] = OrderedDict()
         # By session and node.
         self.by_session: dict[int, dict[int, dict[Mark, None]]] = {}
         self.block_counts: Counter[int] = Counter()
@@ -49,12 +58,14 @@ class Marks:
 
     def add(self, mark: Mark, now: float) -> None:
         """Enters a mark of some contents; if it is known already, it has got on. Too many are not entered at all."""
-        block_count = self._block_count(mark)
+        mark.extras = {block: extra for block, extra in mark.extras.items() if block >= mark.committed_blocks}
+        mark.extra_bytes = sum(map(len, mark.extras.values()))
+        block_count = self.size(mark)
         first = bytes(mark.tail[: self._writers.content_bytes(mark.namespace)])
         for other in self._own(mark.session, mark.chain_node, first + mark.extras.get(mark.committed_blocks, b"")):
             if other.tail == mark.tail and extras_to_come(other) == extras_to_come(mark):
                 other.progress_at = now
-                self.by_progress.move_to_end(other)
+                self._see(other, now)
                 return
         if self.block_counts[mark.session] + block_count > self._most_blocks or self.counts[mark.session] >= MAX_MARKS:
             return
@@ -100,24 +111,32 @@ class Marks:
                 self._end(mark)
 
     def expire(self, now: float) -> None:
-        """Ends those of which nothing has been committed for too long, some at a time."""
+        """Ends those that have stalled, some at a time; one that was kept by a sign is looked at a while later [W7]."""
         for _ in range(_MOST_EXPIRED):
-            mark = next(iter(self.by_progress), None)
-            if mark is None or now - mark.progress_at < PATIENCE_S:
+            mark = next(iter(self.by_age), None)
+            if mark is None or now - mark.seen_at < PATIENCE_S:
                 break
-            self._end(mark)
+            if self._writers.has_stalled(mark, now):
+                self._end(mark)
+            else:
+                self._see(mark, now)
+
+    def _see(self, mark: Mark, now: float) -> None:
+        mark.seen_at = now
+        self.by_age[mark] = None
+        self.by_age.move_to_end(mark)
 
     def _own(self, session: int, node: int, content: bytes) -> list[Mark]:
         """Returns a session's marks whose next block has this content and comes behind a node."""
         return [one for one in self._writers.own(session, node, content) if isinstance(one, Mark)]
 
-    def _block_count(self, mark: Mark) -> int:
-        return len(mark.tail) // self._writers.content_bytes(mark.namespace)
+    def size(self, mark: Mark) -> int:
+        """Returns how many contents a mark counts for."""
+        return -(-(len(mark.tail) + mark.extra_bytes) // self._writers.content_bytes(mark.namespace))
 
     def _enter(self, mark: Mark, now: float) -> None:
         self.by_session.setdefault(mark.session, {}).setdefault(mark.chain_node, {})[mark] = None
-        self.by_progress[mark] = None
-        self.by_progress.move_to_end(mark)
+        self._see(mark, now)
         self._writers.place(mark, now)
 
     def _leave(self, mark: Mark) -> None:
@@ -128,21 +147,25 @@ class Marks:
             del by_node[mark.chain_node]
 
     def _move(self, mark: Mark, node: int, block_count: int, now: float) -> None:
-        if block_count == self._block_count(mark):
+        moved_bytes = block_count * self._writers.content_bytes(mark.namespace)
+        if moved_bytes == len(mark.tail):
             self._end(mark)
             return
         self._leave(mark)
-        del mark.tail[: block_count * self._writers.content_bytes(mark.namespace)]
+        size = self.size(mark)
+        del mark.tail[:moved_bytes]
+        for block in range(mark.committed_blocks, mark.committed_blocks + block_count):
+            mark.extra_bytes -= len(mark.extras.pop(block, b""))
         mark.chain_node, mark.progress_at = node, now
         mark.committed_blocks += block_count
-        self.block_counts[mark.session] -= block_count
+        self.block_counts[mark.session] += self.size(mark) - size
         self._enter(mark, now)
 
     def _end(self, mark: Mark) -> None:
         self._leave(mark)
         self._writers.remove(mark)
-        del self.by_progress[mark]
-        self.block_counts[mark.session] -= self._block_count(mark)
+        del self.by_age[mark]
+        self.block_counts[mark.session] -= self.size(mark)
         self.counts[mark.session] -= 1
         if not self.by_session[mark.session]:
             del self.by_session[mark.session], self.block_counts[mark.session], self.counts[mark.session]

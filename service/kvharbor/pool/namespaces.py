@@ -76,6 +76,10 @@ class Namespaces:
         """Returns the namespaces of a version, whatever their adapter, salt and scheme."""
         return list(self._by_version.get((tenant, version), {}).values())
 
+    def versions_of(self, tenant: str) -> list[str]:
+        """Returns the versions that there are namespaces of."""
+        return [version for owner, version in self._by_version if owner == tenant]
+
     def latest_of(self, tenant: str, most: int) -> Iterator[Namespace]:
         """Yields a tenant's namespaces, those made last first."""
         return islice(reversed(self._by_tenant.get(tenant, {}).values()), most)

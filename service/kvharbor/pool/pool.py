@@ -30,6 +30,7 @@ from kvharbor.pool import (
 )
 from kvharbor.pool.awaiting import Awaited, Outlook
 from kvharbor.pool.block_runs import BlockRun, Chain
+from kvharbor.pool.engines import UNNAMED, Engine
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.events import BlocksStored, Event
 from kvharbor.pool.invariants import check_invariants
@@ -116,9 +117,13 @@ class Pool:
 
     # Sessions
 
-    def open_session(self, session: int, tenant: str) -> None:
+    def open_session(self, session: int, tenant: str, engine: Engine = UNNAMED) -> None:
         """Lets a session hold blocks. `session` is positive and never used again."""
-        lifecycle.open_session(self._state, session, tenant)
+        lifecycle.open_session(self._state, session, tenant, engine)
+
+    def name_engine(self, session: int, engine: Engine) -> None:
+        """Tells what computes in a session that was recovered, before its first call."""
+        lifecycle.name_engine(self._state, session, engine)
 
     def end_session(self, session: int) -> Steps[None]:
         """The session is lost: what it had not committed goes into quarantine."""
@@ -204,6 +209,11 @@ class Pool:
             request_id=request_id,
             group=group,
         )
+
+    def note_computing(self, session: int) -> None:
+        """A session is at work, as of the time that was told last, on what it is to commit: others wait for it [W7]."""
+        self._state.session(session)
+        self._state.writers.signs[session] = self._state.now
 
     def look_again(self, awaited: Awaited) -> Outlook:
         """Tells whether a waiter goes on waiting, as of the time that was told last."""
@@ -293,13 +303,20 @@ class Pool:
     # Blocks that a session holds by itself
 
     def acquire(
-        self, session: int, chain: Chain, table_block_count: int = 0, *, computes: bool = False
+        self,
+        session: int,
+        chain: Chain,
+        table_block_count: int = 0,
+        *,
+        computes: bool = False,
+        uses: bool = False,
     ) -> Steps[Acquired]:
         """Holds the longest run of a chain that is there and leases the rest of a table, all or nothing.
 
-        With `computes` others are told that the missing blocks are pending. Raises RequestTooLarge, PoolExhausted.
+        With `computes` others are told that the missing blocks are pending. With neither, nor a table, it counts as a
+        request only if it `uses` what is there. Raises RequestTooLarge, PoolExhausted.
         """
-        return acquisition.acquire(self._state, session, chain, table_block_count, computes=computes)
+        return acquisition.acquire(self._state, session, chain, table_block_count, computes=computes, uses=uses)
 
     def lease(self, session: int, least: int, want: int) -> Steps[BlockRun]:
         """Reserves up to `want` fresh blocks, at least `least` or none; raises RequestTooLarge, PoolExhausted."""
@@ -365,6 +382,10 @@ class Pool:
         """Ends a pin; raises PinNotFound."""
         return warm.unwarm(self._state, tenant, name)
 
+    def versions(self, tenant: str) -> list[str]:
+        """Returns the versions that a tenant's namespaces are of."""
+        return self._state.namespaces.versions_of(tenant)
+
     def retire_version(self, tenant: str, version: str) -> Steps[None]:
         """Frees what a tenant's namespaces of this version have cached, and what is held once it is released.
 
@@ -426,7 +447,7 @@ class Pool:
         return Usage(len(state.sessions), self._sequence_count(), len(state.pins))
 
     def stats(self) -> PoolStats:
-        """Takes one consistent snapshot, in O(tenants)."""
+        """Takes one consistent snapshot, in O(tenants + engines + sequences), and some nanoseconds a block."""
         state, blocks = self._state, self._state.blocks
         return PoolStats(
             revision=state.revision,
@@ -456,6 +477,9 @@ class Pool:
                 for tenant, one in sorted(state.tenants.items())
             ),
             traffic=_NO_TRAFFIC if state.history is None else state.history.traffic.stats(),
+            engines=state.engines.stats(
+                state.block_tokens, lifecycle.held_by_engine(state), state.engines.committed(blocks.state)
+            ),
         )
 
     def _sequence_count(self) -> int:

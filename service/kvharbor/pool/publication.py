@@ -36,6 +36,7 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
     try:
         is_repeat = asked.known_token_count is not None and has_taken_effect(state, sequence, asked)
         new_count = 0 if is_repeat else _check(state, sequence, asked)
+        extras = _extras(state, sequence, asked) if new_count and asked.extra_keys else {}
         if asked.switched:
             _check_switched(sequence, asked)
     except PoolError:
@@ -48,9 +49,7 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
     for position in asked.switched:
         _switch(state, sequence, position)
     if new_count:
-        if asked.extra_keys:
-            for block, extra in extras_by_block(asked.extra_keys, state.block_tokens).items():
-                sequence.extras[block] = sequence.extras.get(block, b"") + extra
+        sequence.extras.update(extras)
         sequence.tail += asked.new_token_ids
         sequence.token_count += new_count
     if asked.computed_tokens > sequence.computed_tokens:
@@ -141,6 +140,14 @@ def _check(state: State, sequence: Sequence, asked: Commit) -> int:
     return new_count
 
 
+def _extras(state: State, sequence: Sequence, asked: Commit) -> dict[int, bytes]:
+    """Returns the extras of the blocks that get new extra keys; the first may have some of earlier commits."""
+    return {
+        block: validate.block_extra(sequence.extras.get(block, b"") + extra, state.block_tokens)
+        for block, extra in extras_by_block(asked.extra_keys, state.block_tokens).items()
+    }
+
+
 def _check_switched(sequence: Sequence, asked: Commit) -> None:
     for position in asked.switched:
         if not 0 <= position < sequence.committed_blocks:
@@ -199,11 +206,11 @@ def publish_until(state: State, sequence: Sequence, end: int, shadows: list[Shad
         digests = state.tree.insert_chain(own, sequence.chain_node, contents[done:], sequence.namespace)
         if digests:
             published = own[: len(digests)]
-            keys = state.tree.keys(published)
-            _record(state, sequence, published, keys, digests)
+            _record(state, sequence, published, contents[done:], digests)
             if state.awaiting.by_key:
-                state.awaiting.move(keys)
+                state.awaiting.move(state.tree.keys(published))
             state.blocks.commit(published)
+            state.engines.published(state.sessions[sequence.session].engine, published, sequence.chain_node)
             state.blocks.evictable.publish_many(published, digests, sequence.hint_class)
             if state.history is not None:
                 state.history.traffic.published(published, digests, state.now)
@@ -216,7 +223,7 @@ def publish_until(state: State, sequence: Sequence, end: int, shadows: list[Shad
                 # Operations under way have claimed all room, so the canonical block cannot be revived. The
                 # rest stays reserved; the next commit publishes it. At worst a later hit is a miss.
                 break
-            _record(state, sequence, own[:1], state.tree.keys((holder,)), [state.tree.digest_of(holder)])
+            _record(state, sequence, own[:1], contents[done : done + 1], [state.tree.digest_of(holder)])
             state.blocks.shadow(own[0], holder, sequence.session)
             state.counters.shadow_block_count += 1
             shadows.append(Shadow(position, holder, state.blocks.generation[holder]))
@@ -229,13 +236,14 @@ def publish_until(state: State, sequence: Sequence, end: int, shadows: list[Shad
     state.writers.place(sequence, state.now)
 
 
-def _record(state: State, sequence: Sequence, chain: list[int], keys: list[bytes], digests: list[bytes]) -> None:
+def _record(state: State, sequence: Sequence, chain: list[int], contents: list[bytes], digests: list[bytes]) -> None:
     """Tells the ledger what the next blocks of a sequence hold; their words follow [L2]."""
-    generation, parent = state.blocks.generation, sequence.chain_node
+    namespace, generation, parent = sequence.namespace, state.blocks.generation, sequence.chain_node
     parent_age = 0 if parent >= FIRST_ROOT else generation[parent]
-    if sequence.namespace.cell == NO_CELL:
-        state.namespaces.record(sequence.namespace)
-    state.ledger.record(chain, keys, digests, generation, parent_age, sequence.namespace.is_opaque)
+    if namespace.cell == NO_CELL:
+        state.namespaces.record(namespace)
+    records = state.ledger.records
+    records.write(chain, parent, contents, digests, generation, parent_age, is_opaque=namespace.is_opaque)
 
 
 def _contents(sequence: Sequence, block_bytes: int, end: int) -> list[bytes]:

@@ -14,7 +14,8 @@ killed can be recovered from as well.
 """
 
 from collections.abc import Mapping
-from itertools import pairwise
+from operator import ge
+from typing import Final
 
 from kvharbor.pool import pins
 from kvharbor.pool.blocks import COMMITTED, FREE, SHADOW
@@ -26,7 +27,10 @@ from kvharbor.pool.results import Recovered
 from kvharbor.pool.sequence import Session
 from kvharbor.pool.state import Recovery, State
 from kvharbor.pool.steps import finish
-from kvharbor.pool.tree import PARENT_BYTES
+
+_HELD_SHIFT: Final = HELD.bit_length() - 1
+_MOST_AT_ONCE: Final = 1024
+"""Blocks of a chain that are put into the tree together: what is copied for that stays small."""
 
 
 def recover(state: State, sessions: Mapping[int, str]) -> Recovered:
@@ -35,13 +39,15 @@ def recover(state: State, sessions: Mapping[int, str]) -> Recovered:
     entries = list(state.ledger.cells.entries())
     namespaces = _restore_namespaces(state, entries)
     order = [block for namespace in namespaces for block in words.grow(namespace)]
-    misses = [block for block in words.committed if not state.tree.contains(block)]
+    parents = state.tree.parent
+    misses = [block for block in words.committed if parents[block] == NO_BLOCK]
     shadows = words.shadows_of(sessions)
-    extras_cells = state.ledger.take_extras(lambda block: state.tree.contains(block) or block in shadows)
-    limbo = [block for block in misses if words.is_held(block)] if sessions else []
+    extras_cells = state.ledger.records.keep_extras(lambda block: state.tree.contains(block) or block in shadows)
+    is_held = words.held()
+    limbo = [block for block in misses if is_held[block]] if sessions else []
     lost = words.private_but(sessions) + sorted(set(misses).difference(limbo))
 
-    held = _restore_committed(state, words, order)
+    held = _restore_committed(state, order, is_held)
     state.blocks.restore_private(words.free, [*limbo, *words.private_of(sessions)])
     state.blocks.release_private(lost)
     restored = [entry.cell for entry in entries if entry.kind == CellKind.PIN and _restore_pin(state, entry)]
@@ -74,33 +80,32 @@ class _Words:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._words = state.ledger.words.tolist()
+        self._words: list[int] = state.ledger.words.tolist()
         self.free: list[int] = []
         self.committed: list[int] = []
         self.private: dict[int, list[int]] = {}
-        self.torn_count = 0
-        # Of COMMITTED blocks: what they were keyed by, and which are below which node; most have one below them.
-        self._keys: dict[int, bytes] = {}
-        self._child: dict[int, int] = {}
-        self._other_children: dict[int, list[int]] = {}
-        for block in range(state.blocks.first_block, len(self._words)):
-            word = self._words[block]
-            if not word:
-                self.free.append(block)
-                continue
-            state.blocks.generation[block] = word >> GENERATION_SHIFT
+        first = state.blocks.first_block
+        state.blocks.generation[first:] = [word >> GENERATION_SHIFT or 1 for word in self._words[first:]]
+        for block, word in enumerate(self._words[first:], start=first):
             kind = word & STATE_MASK
-            if kind == FREE:
-                self.free.append(block)
-            elif kind == COMMITTED:
+            if kind == COMMITTED:
                 self.committed.append(block)
+            elif kind == FREE:
+                self.free.append(block)
             else:
                 self.private.setdefault(word >> SESSION_SHIFT & MAX_SESSION, []).append(block)
-        self._read_keys()
+        state.ledger.records.take_up_extras()
+        torn = state.ledger.records.not_whole(self.committed, state.blocks.generation)
+        self.torn_count = sum(1 for block in torn if not state.ledger.records.is_unrecorded(block))
+        self._parent_ages: list[int] = state.ledger.records.parent_ages.tolist()
+        # The only block whose record names a block as its parent; all of them where there are several, and of roots.
+        self._child = [NO_BLOCK] * len(self._words)
+        self._children: dict[int, list[int]] = {}
+        self._read_parents(set(torn))
 
-    def is_held(self, block: int) -> bool:
-        """Whether somebody held a COMMITTED block."""
-        return bool(self._words[block] & HELD)
+    def held(self) -> bytearray:
+        """Returns which blocks have a word that says `held`: 1 for each of them."""
+        return bytearray([word >> _HELD_SHIFT & 1 for word in self._words])
 
     def private_of(self, sessions: Mapping[int, str]) -> list[int]:
         """Returns the private blocks of these sessions."""
@@ -117,50 +122,50 @@ class _Words:
     def grow(self, namespace: Namespace) -> list[int]:
         """Puts all that hangs below a namespace into the tree; returns it, parents before children."""
         tree, generation = self._state.tree, self._state.blocks.generation
+        only_child, children, parent_ages = self._child, self._children, self._parent_ages
         order: list[int] = []
-        pending = [(namespace.root, child) for child in self._below(namespace.root, 0)]
+        pending = [(namespace.root, 0, child) for child in children.get(namespace.root, ())]
         while pending:
-            parent, block = pending.pop()
-            if parent < FIRST_ROOT and not tree.contains(parent):
+            parent, age, block = pending.pop()
+            if parent_ages[block] != age or (parent < FIRST_ROOT and not tree.contains(parent)):
                 continue
             chain = [block]
-            while children := self._below(chain[-1], generation[chain[-1]]):
-                pending += [(chain[-1], child) for child in children[1:]]
-                chain.append(children[0])
+            while (child := only_child[block]) != NO_BLOCK and parent_ages[child] == generation[block]:
+                if len(chain) == _MOST_AT_ONCE:
+                    pending.append((block, generation[block], child))
+                    break
+                chain.append(child)
+                block = child
+            pending += [(block, generation[block], child) for child in children.get(block, ())]
             order += self._insert(chain, parent, namespace)
         return order
 
-    def _below(self, node: int, age: int) -> list[int]:
-        """Takes the blocks whose records name this parent, as it is now."""
-        child = self._child.pop(node, NO_BLOCK)
-        if child == NO_BLOCK:
-            return []
-        children = [child, *self._other_children.pop(node, ())]
-        return [child for child in children if self._state.ledger.parent_age(child) == age]
-
-    def _read_keys(self) -> None:
-        ledger, keys, place = self._state.ledger, self._keys, self._child.setdefault
-        for block, key in zip(self.committed, ledger.keys(self.committed, self._state.blocks.generation), strict=True):
-            if key is None:
-                self.torn_count += not ledger.is_unrecorded(block)
+    def _read_parents(self, torn: set[int]) -> None:
+        parents = self._state.ledger.records.parents.tolist()
+        only_child, children, end = self._child, self._children, len(self._words)
+        for block in self.committed:
+            parent = parents[block]
+            if torn and block in torn:
                 continue
-            keys[block] = key
-            parent = int.from_bytes(key[:PARENT_BYTES], "little")
-            if place(parent, block) != block:
-                self._other_children.setdefault(parent, []).append(block)
+            if parent >= end or parent in children:
+                children.setdefault(parent, []).append(block)
+            elif only_child[parent] == NO_BLOCK:
+                only_child[parent] = block
+            else:
+                children[parent] = [only_child[parent], block]
+                only_child[parent] = NO_BLOCK
 
     def _insert(self, chain: list[int], parent: int, namespace: Namespace) -> list[int]:
-        """Puts as much of a chain into the tree as its checksums vouch for."""
-        tree, ledger, is_opaque = self._state.tree, self._state.ledger, namespace.is_opaque
-        contents = [ledger.trimmed(self._keys.pop(block), is_opaque)[PARENT_BYTES:] for block in chain]
+        """Puts as much of a chain into the tree as its records vouch for."""
+        tree, records, is_opaque = self._state.tree, self._state.ledger.records, namespace.is_opaque
+        contents = records.all_recorded(chain, is_opaque=is_opaque)
         digests = tree.insert_chain(chain, parent, contents, namespace)
-        whole = len(digests)
-        checksums = ledger.checksums(tree.keys(chain[:whole]), digests, is_opaque)
-        recorded = [ledger.checksum(block) for block in chain[:whole]]
-        if recorded != checksums:
+        if not digests:
+            return []
+        whole = records.vouched_count(chain, parent, contents, digests, is_opaque=is_opaque)
+        if whole < len(chain):
             self.torn_count += 1
-            whole = next(index for index, checksum in enumerate(checksums) if recorded[index] != checksum)
-            tree.remove_all(chain[whole : len(digests)][::-1])
+            tree.remove_all(chain[whole:][::-1])
         return chain[:whole]
 
 
@@ -168,26 +173,28 @@ def _restore_namespaces(state: State, entries: list[Entry]) -> list[Namespace]:
     return [state.namespaces.restore(entry) for entry in entries if entry.kind == CellKind.NAMESPACE]
 
 
-def _restore_committed(state: State, words: _Words, order: list[int]) -> list[int]:
+def _restore_committed(state: State, order: list[int], is_held: bytearray) -> list[int]:
     """Makes the blocks of the tree cached or held; returns the held ones, parents before children."""
-    parents, stamps = state.tree.parent, state.ledger.stamps.tolist()
-    is_held = bytearray(len(parents))
+    parents, ledger = state.tree.parent, state.ledger
+    recorded: list[int] = ledger.stamps.tolist()
+    stamps = recorded[:]
     for block in reversed(order):
         parent = parents[block]
-        is_held[block] |= words.is_held(block)
         if parent < FIRST_ROOT:
-            is_held[parent] |= is_held[block]
-            stamps[parent] = max(stamps[parent], stamps[block])
+            if is_held[block]:
+                is_held[parent] = 1
+            elif stamps[parent] < stamps[block]:
+                stamps[parent] = stamps[block]
     # Of equal stamps the child goes first, as it stands first here.
     cached = [block for block in reversed(order) if not is_held[block]]
     cached.sort(key=stamps.__getitem__)
     held = [block for block in order if is_held[block]]
     restored = [*cached, *reversed(held)]
-    state.blocks.restore_committed(restored, [state.tree.digest_of(block) for block in restored])
+    state.blocks.restore_committed(restored, ledger.records.digests(restored))
     state.blocks.hold(held)
-    ledger = state.ledger
-    ledger.next_stamp = max(stamps, default=0) + 1
-    if any(ledger.stamps[first] >= ledger.stamps[second] for first, second in pairwise(cached)):
+    ledger.next_stamp = max(recorded, default=0) + 1
+    in_order = [recorded[block] for block in cached]
+    if any(map(ge, in_order, in_order[1:])):
         ledger.mark_released(cached, COMMITTED)
     return held
 

@@ -23,7 +23,7 @@ from kvharbor.pool.results import Held, Resumed
 from kvharbor.pool.sequence import Sequence, Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
-from kvharbor.pool.tree import PARENT_BYTES, extras_by_block
+from kvharbor.pool.tree import extras_by_block
 
 
 def resume(state: State, session: int, held: Held) -> Steps[Resumed]:
@@ -46,6 +46,7 @@ def finish_resume(state: State, session: int) -> Steps[int]:
 
 
 def _restore(state: State, owner: Session, held: Held) -> Steps[Sequence]:
+    extras = extras_by_block(held.extra_keys, state.block_tokens)
     namespace = state.namespaces.take_up(owner.tenant, held.version, held.adapter, held.salt)
     sequence = Sequence(
         session=owner.session,
@@ -61,7 +62,7 @@ def _restore(state: State, owner: Session, held: Held) -> Steps[Sequence]:
         cached_tokens=held.cached_tokens,
         computed_tokens=held.computed_tokens,
         committed_blocks=0,
-        extras=extras_by_block(held.extra_keys, state.block_tokens),
+        extras=extras,
     )
     state.in_flight.add(sequence)
     try:
@@ -127,10 +128,11 @@ def _canonical_at(state: State, owner: Session, held: Held, position: int, node:
         raise _stale(owner, held, position)
     if state.ledger.words[block] & STATE_MASK == RESERVED:
         return None
-    key = state.ledger.key(block, blocks.generation, is_opaque=False)
+    records = state.ledger.records
     canonical = None
-    if key is not None and int.from_bytes(key[:PARENT_BYTES], "little") == node:
-        canonical = state.tree.find(node, key[PARENT_BYTES:])
+    content = records.recorded(block, blocks.generation, is_opaque=False)
+    if content is not None and records.parents[block] == node:
+        canonical = state.tree.find(node, content)
     if canonical is None:
         raise _stale(owner, held, position)
     return canonical

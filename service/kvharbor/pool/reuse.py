@@ -7,6 +7,8 @@ AGES: Final = 40
 """Ages are octaves: [1, 2), [2, 4), ... published blocks."""
 _SAMPLE_COUNT: Final = 4096
 """Contents whose reuse is followed at a time, about."""
+MOST_FOLLOWED: Final = 4 * _SAMPLE_COUNT
+"""At most: callers choose their contents, and could choose only such as are in the sample."""
 _MEMORY: Final = 8
 """A content is followed until as many times the pool's blocks were published after its release."""
 _HORIZON: Final = 4
@@ -56,8 +58,10 @@ class ReuseTimes:
 
     def released(self, content: int, kind: int, now: int) -> None:
         """A content of the sample has no holder any more."""
-        self._followed[content] = kind, now
-        self._releases[kind] += 1
+        self._followed.pop(content, None)
+        if len(self._followed) < MOST_FOLLOWED:
+            self._followed[content] = kind, now
+            self._releases[kind] += 1
 
     def reused(self, content: int, now: int) -> None:
         """A content of the sample is asked for, cached or not."""

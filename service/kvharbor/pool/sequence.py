@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvharbor.pool.cells import NO_CELL
+from kvharbor.pool.engines import OTHERS
 from kvharbor.pool.holdings import Holdings
 from kvharbor.pool.misses import Miss
 from kvharbor.pool.namespaces import Namespace
@@ -117,7 +118,7 @@ class Session:
     """One engine. `ended`: it may call no more. `quiet`: none of its processes touches a block any more.
 
     `unclaimed` are private blocks that it had before a restart and has not named yet; they are QUARANTINED.
-    `blocks` are those that it holds by itself.
+    `blocks` are those that it holds by itself. `engine` is its number among the `engines.Engines`.
     """
 
     session: int
@@ -131,6 +132,7 @@ class Session:
     by_request: dict[str, Sequence] = field(default_factory=dict)
     by_group: dict[str, set[int]] = field(default_factory=dict)
     blocks: Holdings = field(default_factory=Holdings)
+    engine: int = OTHERS
 
     def add(self, sequence: Sequence) -> None:
         """Takes a sequence in, under its number, request_id and group."""

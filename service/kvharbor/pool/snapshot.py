@@ -6,6 +6,7 @@ as their reader likes.
 
 from collections.abc import Iterator
 
+from kvharbor.pool.digest import DIGEST_BYTES
 from kvharbor.pool.events import BlocksStored
 from kvharbor.pool.namespaces import NO_BLOCK
 from kvharbor.pool.state import State
@@ -21,7 +22,7 @@ class IndexCopy:
             for one in state.namespaces
             if tenant is None or one.tenant == tenant
         ]
-        self._first_child, self._next_sibling, self._digest = state.tree.copied_columns()
+        self._first_child, self._next_sibling, self._digests = state.tree.copied_columns()
         self._generation = state.blocks.generation[:]
 
     def chains(self, most_blocks: int | None = None) -> Iterator[BlocksStored]:
@@ -47,9 +48,7 @@ class IndexCopy:
             pending.append((parent_digest, sibling))
 
     def _digest_of(self, block: int) -> bytes:
-        digest = self._digest[block]
-        assert digest is not None  # it hangs below a root
-        return digest
+        return self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
 
     def _event(self, tenant: str, parent_digest: bytes, chain: list[int]) -> BlocksStored:
         generation = self._generation

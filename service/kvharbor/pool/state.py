@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvharbor.pool.awaiting import Awaiting
 from kvharbor.pool.block_runs import BlockRun
 from kvharbor.pool.blocks import Blocks
+from kvharbor.pool.engines import Engines
 from kvharbor.pool.errors import InvariantViolation, PoolExhausted, SequenceBusy, SequenceNotFound
 from kvharbor.pool.events import BlocksRemoved, Event
 from kvharbor.pool.evicted import ADMINISTRATOR, Eviction
@@ -56,9 +57,10 @@ class State:
         self.slice_blocks = config.slice_blocks
         self.ledger = ledger
         self.namespaces = Namespaces(config.identity, ledger.cells)
-        self.tree = PrefixTree(config.scratch_blocks + config.block_count, config.block_tokens, self.namespaces)
+        self.tree = PrefixTree(config.scratch_blocks + config.block_count, ledger.records, self.namespaces)
         self.blocks = Blocks(config.scratch_blocks, config.block_count, policy_of(config, self.tree), ledger)
         self.hint_classes = HintClasses()
+        self.engines = Engines(config.scratch_blocks + config.block_count)
         self.awaiting = Awaiting()
         self.writers = Writers(self.tree, self.blocks.generation, config.block_tokens, self.awaiting)
         self.marks = Marks(self.writers, self.namespaces, config.block_count)
@@ -119,6 +121,17 @@ class State:
         """Forgets a session that has ended and holds nothing any more."""
         if owner.quiet and not owner.sequences and not owner.blocks:
             self.sessions.pop(owner.session, None)
+
+    def count_request(self, owner: Session, prompt_token_count: int, reused: Run[int]) -> None:
+        """Counts a granted request of a session, which has found these blocks in the index [U2]."""
+        counters, tenant, reused_token_count = self.counters, self.tenant(owner.tenant), len(reused) * self.block_tokens
+        counters.allocate_count += 1
+        counters.hit_count += bool(reused)
+        counters.prompt_token_count += prompt_token_count
+        tenant.prompt_token_count += prompt_token_count
+        counters.reused_token_count += reused_token_count
+        tenant.reused_token_count += reused_token_count
+        self.engines.granted(owner.engine, prompt_token_count, reused)
 
     def refuse_if_copying(self, sequence: Sequence) -> None:
         """Refuses to touch a sequence while the bytes of its blocks are being copied."""

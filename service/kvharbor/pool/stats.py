@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvharbor.pool.engines import EngineStats
 from kvharbor.pool.misses import MissKind
 
 
@@ -89,3 +90,4 @@ class PoolStats:
     counters: Counters
     tenants: tuple[TenantStats, ...]
     traffic: TrafficStats
+    engines: tuple[EngineStats, ...]

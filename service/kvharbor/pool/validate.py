@@ -13,6 +13,9 @@ MAX_KEY_BYTES: Final = 256
 # What a call lists is bounded, as each entry costs about a microsecond in which nobody else is served.
 MAX_EXTRA_KEYS: Final = 1 << 14
 MAX_SWITCHED: Final = 1 << 16
+# Extra keys of one block, encoded. They are kept as long as it is: much more would be a way to fill the host's memory.
+EXTRA_BYTES_A_TOKEN: Final = 64
+LEAST_EXTRA_BYTES: Final = 4096
 # Entries of all block tables in one reply: it fits in a message, and is made within some ten milliseconds.
 MAX_TABLE_BLOCKS: Final = 1 << 19
 MAX_PRIORITY: Final = 100
@@ -160,6 +163,19 @@ def extra_keys(keys: tuple[ExtraKey, ...], first_token: int, end_token: int) -> 
                 remedy="use a content hash",
             )
         previous = key.token_offset
+
+
+def block_extra(encoded: bytes, block_tokens: int) -> bytes:
+    """Returns the encoded extra keys of a block as they are; refuses more than are kept of one."""
+    most = max(EXTRA_BYTES_A_TOKEN * block_tokens, LEAST_EXTRA_BYTES)
+    if len(encoded) > most:
+        raise InvalidField(
+            field="extra_keys",
+            value=f"{len(encoded)} bytes in one block, 16 for each key and its value",
+            limit=f"at most {most} bytes",
+            remedy="hash the keys of a block together",
+        )
+    return encoded
 
 
 def text(field: str, value: str, limit: int = MAX_NAME_BYTES) -> None:

@@ -58,6 +58,7 @@ def warmup(
         raise RequestIdReused(request_id=request_id, differs="name")
 
     tokens = prompt.token_ids[: 4 * block_tokens * block_count]
+    extras = extras_by_block(prompt.extra_keys, block_tokens)
     namespace = state.namespaces.use(tenant, prompt.version, prompt.adapter, prompt.salt)
     sequence = Sequence(
         session=session or 0,
@@ -73,7 +74,7 @@ def warmup(
         cached_tokens=0,
         computed_tokens=0,
         committed_blocks=0,
-        extras=extras_by_block(prompt.extra_keys, block_tokens),
+        extras=extras,
     )
     state.in_flight.add(sequence)
     try:
@@ -170,6 +171,9 @@ def _check_budget(state: State, old: Pin | None, present: list[int], missing: in
         # Moving a pin frees what only the old place had.
         kept = set(present)
         taken -= old.promised + sum(1 for block in old.blocks if pins[block] == 1 and block not in kept)
+    elif len(state.pins) >= state.warm_budget:
+        # A name costs memory too, and any number may have the same blocks: each counts as one block at least.
+        taken, needed = len(state.pins), 1
     if taken + needed > state.warm_budget:
         raise WarmBudgetExceeded(
             needed_block_count=needed, warm_block_count=taken, budget_block_count=state.warm_budget

@@ -1,4 +1,4 @@
-"""Single flight: which live sequence is computing which block, beside the index. Rules [W1] to [W6].
+"""Single flight: which live sequence is computing which block, beside the index. Rules [W1] to [W7].
 
 Sessions whose engines keep their own tables are in it too, with marks of what they compute (`marks.py`).
 
@@ -17,7 +17,9 @@ from kvharbor.pool.results import Pending
 from kvharbor.pool.tree import PARENT_BYTES, PrefixTree
 
 PATIENCE_S: Final = 2.0
-"""A writer that has committed nothing for so long counts as stalled [W5]."""
+"""A writer that has committed nothing for so long counts as stalled [W5], unless its session is at work [W7]."""
+LONGEST_STEP_S: Final = 60.0
+"""It does after so long without a commit, whatever its session says."""
 
 
 class Writer(Protocol):
@@ -51,6 +53,8 @@ class Writers:
         self._block_tokens = block_tokens
         self._awaiting = awaiting
         self.by_key: dict[bytes, dict[int, dict[Writer, None]]] = {}
+        # When each session has last said that it is at work.
+        self.signs: dict[int, float] = {}
 
     def content_bytes(self, namespace: Namespace) -> int:
         """Returns the size of a block's content in a namespace, without extra keys."""
@@ -93,6 +97,10 @@ class Writers:
                 del own[sequence]
                 own[sequence] = None
 
+    def has_stalled(self, writer: Writer, now: float) -> bool:
+        """Whether a writer has neither committed anything for too long, nor its session said that it is at work."""
+        return now >= self._stalls_at(writer)
+
     def remove(self, sequence: Writer) -> None:
         """Takes a sequence out, and has those who wait for its block look again; nothing if it is not in."""
         key = sequence.writer_key
@@ -121,7 +129,7 @@ class Writers:
         if writer is None:
             return None
         block_count = min(self._shared_count(writer, sequence), reusable_blocks - first)
-        return Pending(block_count * self._block_tokens, writer.session, now - writer.progress_at)
+        return Pending(block_count * self._block_tokens, writer.session, now - self._alive_at(writer))
 
     def wait(
         self,
@@ -142,7 +150,7 @@ class Writers:
         if writer is None:
             return None
         generation = 0 if node >= FIRST_ROOT else self._generation[node]
-        stalls_at = writer.progress_at + PATIENCE_S
+        stalls_at = self._stalls_at(writer)
         awaited = Awaited(session, token_ids, extras, reusable_blocks, depth, node, generation, key, stalls_at)
         self._awaiting.add(awaited)
         return awaited
@@ -165,7 +173,7 @@ class Writers:
         writer = self._worth_waiting_for(awaited.key, awaited.session, now)
         if writer is None:
             return Outlook.ARRIVED if run else Outlook.ABANDONED
-        awaited.stalls_at = writer.progress_at + PATIENCE_S
+        awaited.stalls_at = self._stalls_at(writer)
         self._awaiting.add(awaited)
         return Outlook.PENDING
 
@@ -177,7 +185,7 @@ class Writers:
         if session in self.by_key.get(key, ()):
             return None
         writer = self._other(key, session, now)
-        return None if writer is None or _has_stalled(writer, now) else writer
+        return None if writer is None or self.has_stalled(writer, now) else writer
 
     def _other(self, key: bytes, session: int, now: float) -> Writer | None:
         """Returns another session's writer of a block: the first that has not stalled, else the first."""
@@ -185,10 +193,19 @@ class Writers:
         for owner, sequences in self.by_key.get(key, {}).items():
             if owner != session:
                 writer = next(reversed(sequences))
-                if not _has_stalled(writer, now):
+                if not self.has_stalled(writer, now):
                     return writer
                 first = first or writer
         return first
+
+    def _stalls_at(self, writer: Writer) -> float:
+        return self._alive_at(writer) + PATIENCE_S
+
+    def _alive_at(self, writer: Writer) -> float:
+        """Returns when a writer has last committed something, or its session said that it is at work [W7]."""
+        progress_at = writer.progress_at
+        sign_at = self.signs.get(writer.session, progress_at)
+        return max(progress_at, min(sign_at, progress_at + LONGEST_STEP_S - PATIENCE_S))
 
     def _shared_count(self, writer: Writer, sequence: Writer) -> int:
         """Returns how many blocks two sequences at one key have in common from there on; at least that one."""
@@ -225,7 +242,3 @@ def common_block_count(
         if our_extras.get(position) != their_extras.get(position)
     ]
     return min(least, min(differing, default=least))
-
-
-def _has_stalled(writer: Writer, now: float) -> bool:
-    return now - writer.progress_at >= PATIENCE_S

@@ -9,7 +9,7 @@ from kvharbor.pool.state import State
 
 
 def check_writers(state: State, sequences: list[Sequence]) -> None:
-    """W1: an entry for each live sequence with a full reserved block of known tokens, and no other."""
+    """W1: an entry for each live sequence with a full reserved block of known tokens, and no other. W7: who says so."""
     writers, live = state.writers, set(sequences)
     entered: dict[Sequence, tuple[bytes, int]] = {}
     marks: set[object] = set()
@@ -20,7 +20,7 @@ def check_writers(state: State, sequences: list[Sequence]) -> None:
                     entered[one] = key, session
                 elif (key, session) == (one.writer_key, one.session):
                     marks.add(one)
-    if marks != set(state.marks.by_progress):
+    if marks != set(state.marks.by_age):
         _fail("W1", "a mark is not among the writers, or there elsewhere than it knows")
     for key, sessions in writers.by_key.items():
         if not sessions or not all(sessions.values()):
@@ -37,6 +37,8 @@ def check_writers(state: State, sequences: list[Sequence]) -> None:
             continue  # not admitted yet, or being taken down
         if sequence.writer_key != _key(state, sequence):
             _fail("W1", f"sequence {sequence.name()} computes another block than it is entered for")
+    if any(state.sessions[session].ended for session in writers.signs):
+        _fail("W7", "a session that has ended is taken to be at work")
     for key, waiting in state.awaiting.by_key.items():
         if not waiting or any(awaited.moved or awaited.key != key for awaited in waiting):
             _fail("W3", f"somebody waits for another block than {key[:16].hex()}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from fake_computing import FakeComputing
 from kvharbor.client import (
     Acquired,
     BlockRun,
@@ -170,6 +171,7 @@ class FakeCalls:
         self.owner = owner
         self.on_recall: Callable[[int], BlockRun] | None = None
         self.calls: list[str] = []
+        self.computing = FakeComputing()
         self.stray_count = 0
 
     @property
@@ -189,17 +191,22 @@ class FakeCalls:
 
     @locked
     def acquire(self, chains: Sequence[Chain], *, wait_s: float = 0.0) -> list[Acquired]:
-        """As BlockCalls.acquire, of one chain."""
-        (chain,) = chains
+        """As BlockCalls.acquire."""
         self.calls.append("acquire")
-        behind = Acquired(refusal=PoolExhausted("others wait"))
-        result = behind if self.owner.waiting and chain.table_block_count else self.owner.admit(self, chain)
-        if wait_s and isinstance(result.refusal, PoolExhausted):
-            grant = FakeGrant(self.owner, self, chain)
-            self.owner.waiting.append(grant)
-            self._recall_others(chain.table_block_count)
-            return [replace(result, waiting=True, grant=cast("Any", grant))]
-        return [result]
+        results: list[Acquired] = []
+        for chain in chains:
+            if results and results[-1].refusal is not None:
+                results.append(Acquired(refusal=PoolExhausted("behind one that does not fit")))
+                continue
+            behind = Acquired(refusal=PoolExhausted("others wait"))
+            result = behind if self.owner.waiting and chain.table_block_count else self.owner.admit(self, chain)
+            if wait_s and isinstance(result.refusal, PoolExhausted):
+                grant = FakeGrant(self.owner, self, chain)
+                self.owner.waiting.append(grant)
+                self._recall_others(chain.table_block_count)
+                result = replace(result, waiting=True, grant=cast("Any", grant))
+            results.append(result)
+        return results
 
     @locked
     def lease(self, least: int, want: int, *, growth: bool = False) -> Leased:

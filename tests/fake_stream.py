@@ -188,6 +188,9 @@ class FakeBlocks:
     def _cancel_wait(self, request: blocks_pb2.CancelWaitRequest) -> blocks_pb2.CancelWaitResponse:
         return blocks_pb2.CancelWaitResponse(cancelled=True)
 
+    def _computing(self, request: blocks_pb2.ComputingRequest) -> blocks_pb2.ComputingResponse:
+        return blocks_pb2.ComputingResponse()
+
     def _commit(self, request: cache.CommitRequest) -> cache.CommitResponse:
         answer: cache.CommitResponse = self.sequences.answer("Commit", request)
         for item, result in zip(request.items, answer.results, strict=True):

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from kvharbor.gpumem import DataType, Layout, Plane
-from kvharbor.pool import Prompt
+from kvharbor.pool import Engine, Prompt
 from kvharbor.pool.steps import finish
 from kvharbor.server.arenas import HostArenas
 from kvharbor.server.call_timings import Histogram
 from kvharbor.server.crash import crash
+from kvharbor.server.engine_families import SERIES_AN_ENGINE
 from kvharbor.server.errors import Draining
 from kvharbor.server.gate import Gate
 from kvharbor.server.keeper import Unkept
@@ -61,7 +62,7 @@ async def _make_pools(pools: Pools) -> None:
         block_count = 1 + TENANTS_A_POOL + (number == POOL_COUNT - 1)
         served, _ = await pools.declare(f"tenant-{number}.0", "p", LAYOUT, block_count * LAYOUT.block_bytes)
         for each in range(TENANTS_A_POOL):
-            served.pool.open_session(each + 1, f"tenant-{number}.{each}")
+            served.pool.open_session(each + 1, f"tenant-{number}.{each}", Engine(f"engine-{number}", "1", str(each)))
             finish(served.pool.allocate(each + 1, Prompt(b"\1\0\0\0")))
 
 
@@ -104,7 +105,7 @@ async def _longest_step_s(metrics: Metrics) -> float:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_many_descriptors")
 def test_five_thousand_tenants_make_a_bounded_scrape() -> None:
-    """J2: 100 tenants and 100 pools have series, the rest are summed under "other"; a scrape takes < 250 ms."""
+    """J2: 100 tenants, pools and engines have series, the rest are summed under "other"; a scrape takes < 250 ms."""
 
     async def run() -> tuple[Scrape, float, float]:
         life = Life.begun(2**30)
@@ -119,7 +120,8 @@ def test_five_thousand_tenants_make_a_bounded_scrape() -> None:
     figure_count = len(BLOCKS) + len(GAUGES) + len(COUNTERS)
     assert len(scrape.values("kvharbor_pool_size_blocks")) == LIMIT + 1
     assert len(scrape.values("kvharbor_tenant_sequences")) == LIMIT + 1
-    assert len(scrape) < (LIMIT + 1) * (figure_count + 1 + SERIES_A_POOL + 4) + 100
+    assert len(scrape.values("kvharbor_engine_sessions")) == LIMIT + 1
+    assert len(scrape) < (LIMIT + 1) * (figure_count + 1 + SERIES_A_POOL + 4 + SERIES_AN_ENGINE) + 100
     largest = scrape.value("kvharbor_pool_size_blocks", tenant=f"tenant-{POOL_COUNT - 1}.0", pool="p")
     assert largest == TENANTS_A_POOL + 1
     assert (
@@ -127,6 +129,8 @@ def test_five_thousand_tenants_make_a_bounded_scrape() -> None:
     )
     assert sum(scrape.values("kvharbor_pool_size_blocks").values()) == TENANT_COUNT + 1
     assert sum(scrape.values("kvharbor_tenant_sequences").values()) == TENANT_COUNT
+    assert sum(scrape.values("kvharbor_engine_sessions").values()) == TENANT_COUNT
+    assert sum(scrape.values("kvharbor_engine_prompt_tokens_total").values()) == TENANT_COUNT
     assert sum(scrape.values("kvharbor_pool_blocks", **{"class": "reserved"}).values()) == TENANT_COUNT
     assert took_s < MOST_SCRAPE_S
     # Calls are served between any two steps.

@@ -70,6 +70,7 @@ def test_the_list_tells_who_holds_what(run: Run, worker: SessionWorker) -> None:
         "cause": "",
         "members": [{"rank": 0, "read_only": False, "pid": worker.pid, "connected": True, "exited": False}],
         "holdings": [{"pool_id": session["holdings"][0]["pool_id"], "sequence_count": 1, "private_block_count": 2}],
+        "engine": {"name": "raw", "version": "", "instance": "test"},
     }
     row = next(line for line in run("sessions").stdout.splitlines() if f"pid {worker.pid}" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]

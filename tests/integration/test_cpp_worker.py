@@ -9,7 +9,7 @@ import pytest
 
 from cpp_worker import CppError, CppWorker
 from integration.client_worker import BLOCK_TOKENS, LAYOUT, pool_size, read, stamp
-from kvharbor.client import InvalidField, Pool, connect
+from kvharbor.client import Engine, EngineReuse, InvalidField, Pool, connect
 from service_process import ServiceProcess
 from waiting import until
 
@@ -60,6 +60,20 @@ def test_python_reads_what_cpp_has_written(
     with python_pool.allocate(tokens) as held:
         assert held.cached_tokens == 32
         assert read(python_pool, held, 0, 32) == stamps_of(tokens)[:32]
+
+
+def test_stats_name_a_cpp_engine_and_what_is_reused_of_it(
+    python_pool: Pool, shared_service: ServiceProcess, start_worker: StartWorker
+) -> None:
+    """[U1] [U2] By what it says of itself, and by its client_name where it names no instance."""
+    worker = start_worker(shared_service, python_pool.name)
+    worker.allocate("a", 0, 0, *range(3000, 3040))
+    worker.commit("a", 40)
+    with python_pool.allocate(range(3000, 3040)):
+        engines = python_pool.stats().engines
+    (place,) = [place for place, one in enumerate(engines) if one.engine == Engine("driven", "1.0", "driven-cpp")]
+    assert engines[place].committed_block_count == 2
+    assert [one.reuses for one in engines if one.engine.name == "kvharbor-python"] == [(EngineReuse(place, 32),)]
 
 
 def test_cpp_reads_what_python_has_written(

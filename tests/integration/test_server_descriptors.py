@@ -1,4 +1,4 @@
-"""Where the service has no file descriptor left: what needs one is refused, says so, and nothing else changes."""
+"""File descriptors: what a worker gets; and where the service has none left, the refusal says so, and that is all."""
 
 import os
 import resource
@@ -59,6 +59,18 @@ def test_memory_that_cannot_be_handed_out_is_refused_on_the_side_socket(service:
         assert response.attached.pool.pool_id == pool_id
         for fd in fds:
             os.close(fd)
+
+
+def test_no_worker_gets_the_ledger(service: ServiceProcess) -> None:
+    """[L13] What the tree trusts is mapped by the service's process alone; a worker gets arena and status page."""
+    with RawCaller(str(service.socket)) as caller:
+        _, fds = caller.attach(caller.open_pool("p"))
+        names = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in fds]
+        for fd in fds:
+            os.close(fd)
+    assert names
+    assert not any("-ledger" in name for name in names)
+    assert "-ledger" in Path(f"/proc/{service.child_pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("free", [1, 2])

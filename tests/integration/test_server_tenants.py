@@ -78,6 +78,8 @@ def test_a_tenant_sees_nothing_of_another(both: tuple[RawCaller, RawCaller]) -> 
     release = cache.ReleaseRequest(pool_id=own_id, items=[item])
     assert stranger.call(stranger.cache.Release, release).results[0].status.code == 5
     assert stranger.call(stranger.pools.DropPool, pools.DropPoolRequest(pool_id=pool_id)).already_dropped
+    (seen,) = stranger.call(stranger.cache.Stats, cache.StatsRequest()).pools
+    assert [(engine.session_count, engine.prompt_token_count) for engine in seen.engines] == [(1, 0)]
     listed = stranger.call(stranger.pools.ListPools, pools.ListPoolsRequest()).pools
     assert [pool.pool_id for pool in listed] == [own_id]
     assert len(stranger.call(stranger.cache.Stats, cache.StatsRequest()).pools) == 1

@@ -68,6 +68,7 @@ def test_every_request_has_one_response_in_order(stream: RawStream, pool_id: str
         stream.send(invalidate_blocks=blocks_pb2.InvalidateBlocksRequest(pool_id=pool_id)),
         stream.send(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id)),
         stream.send(cancel_wait=blocks_pb2.CancelWaitRequest(request_number=3)),
+        stream.send(computing=blocks_pb2.ComputingRequest(pool_id=pool_id)),
         stream.send(lease=leasing(pool_id, 1)),
     ]
     came = [stream.next() for _ in sent]
@@ -84,7 +85,8 @@ def test_every_request_has_one_response_in_order(stream: RawStream, pool_id: str
         "refusal",
         "release",
     ]
-    kinds += ["release_blocks", "commit_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait", "lease"]
+    kinds += ["release_blocks", "commit_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait"]
+    kinds += ["computing", "lease"]
     assert [response.WhichOneof("result") for response in came] == kinds
     assert came[1].refusal.reason == errors_pb2.ERROR_REASON_POOL_NOT_FOUND
     assert came[9].release.results[0].released_sequence_count == 1

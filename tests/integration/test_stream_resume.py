@@ -1,10 +1,14 @@
 """Engines that keep their own tables go on when the service's process is replaced: what they name is theirs."""
 
-from kvharbor.v1 import blocks_pb2, errors_pb2, types_pb2
+import pytest
+
+from kvharbor.v1 import blocks_pb2, errors_pb2, pool_service_pb2, types_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, Refused
 from raw_stream import RawStream, block_tokens, chain, committing, count, first, joined, last, leasing, releasing
 from service_process import ServiceProcess
+from session_worker import SessionWorker
+from waiting import until
 
 BLOCK_COUNT = 16
 
@@ -103,6 +107,75 @@ def test_the_private_version_of_a_session_ends_with_it(service: ServiceProcess) 
                     stream.ask(commit_blocks=committing(pool_id, room.leased, 1))
                     assert count(room.leased) == 1
             assert watcher.stats(pool_id).cached_block_count == cached_count
+
+
+OWN_VERSION = """
+from kvharbor.v1 import blocks_pb2
+from raw_stream import RawStream, chain, committing
+pool_id = caller.open_pool("p", block_count=16)
+stream = RawStream(caller)
+stream.ask(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id))
+(room,) = stream.acquire(pool_id, chain(1, table_block_count=1))
+stream.ask(commit_blocks=committing(pool_id, room.leased, 1))
+result = pool_id
+"""
+
+
+@pytest.mark.parametrize("dies_first", [True, False])
+def test_the_private_version_of_a_session_that_dies_before_it_resumes_ends_with_it(
+    service: ServiceProcess, dies_first: bool
+) -> None:
+    """Whether others have said by then at which version they are, or say it later: theirs stay."""
+    path = str(service.socket)
+    with RawCaller(path) as watcher, RawCaller(path) as other, SessionWorker(path) as worker:
+        pool_id = worker.run(OWN_VERSION)
+        for caller in (watcher, other):
+            caller.open_pool("p", block_count=BLOCK_COUNT)
+        with RawStream(other) as stream:
+            version = stream.ask(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id)).version
+            (room,) = stream.acquire(pool_id, chain(1, table_block_count=1))
+            stream.ask(commit_blocks=committing(pool_id, room.leased, 1))
+            stream.ask(release_blocks=releasing(pool_id, room.leased))
+        service.restart_child()
+        resume(watcher, pool_id)
+        if dies_first:
+            worker.kill()
+            until(lambda: len(_sessions(watcher)), lambda number: number == 2)
+            resume(other, pool_id, version=version)
+        else:
+            resume(other, pool_id, version=version)
+            worker.kill()
+        until(lambda: watcher.stats(pool_id).free_block_count, lambda number: number == BLOCK_COUNT - 1)
+        with RawStream(other) as stream:
+            (found,) = stream.acquire(pool_id, chain(1))
+            assert found.held == room.leased
+
+
+def test_a_private_version_that_was_left_before_all_had_resumed_is_freed_when_they_have(
+    service: ServiceProcess,
+) -> None:
+    """Until then another might have been at it."""
+    path = str(service.socket)
+    with RawCaller(path) as late, RawCaller(path) as mover:
+        late.open_pool("p", block_count=BLOCK_COUNT)
+        pool_id = mover.open_pool("p", block_count=BLOCK_COUNT)
+        with RawStream(mover) as stream:
+            version = stream.ask(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id)).version
+            (room,) = stream.acquire(pool_id, chain(1, table_block_count=1))
+            stream.ask(commit_blocks=committing(pool_id, room.leased, 1))
+            stream.ask(release_blocks=releasing(pool_id, room.leased))
+        service.restart_child()
+        resume(mover, pool_id, version=version)
+        with RawStream(mover) as stream:
+            stream.ask(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id))
+        # What the recovery held is cached again only when the last one has resumed.
+        assert mover.stats(pool_id).free_block_count == BLOCK_COUNT - 1
+        resume(late, pool_id)
+        until(lambda: mover.stats(pool_id).free_block_count, lambda number: number == BLOCK_COUNT)
+
+
+def _sessions(watcher: RawCaller) -> list[pool_service_pb2.SessionInfo]:
+    return list(watcher.call(watcher.pools.ListSessions, pool_service_pb2.ListSessionsRequest()).sessions)
 
 
 def test_a_stream_ends_with_the_service_and_what_is_under_way_is_answered(service: ServiceProcess) -> None:

@@ -71,6 +71,7 @@ def test_nothing_is_there_for_others_before_its_step_has_run(open_pool: Callable
     present: list[int] = []
 
     def look(*_: Any) -> None:
+        assert pool.blocks.computing.is_under_way, "[E17]"
         pool.blocks.flush()
         present.append(pool.lookup(PROMPT).present_tokens)
 
@@ -78,6 +79,7 @@ def test_nothing_is_there_for_others_before_its_step_has_run(open_pool: Callable
     with continuous_batching(model, pool, greedy()) as engine:
         answers(engine, [PROMPT], 3)
     assert present == [0, 96, 96]
+    assert not pool.blocks.computing.is_under_way
 
 
 def test_the_engine_reads_what_lies_in_the_pool(

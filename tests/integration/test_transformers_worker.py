@@ -236,12 +236,14 @@ def test_an_error_in_the_model_releases_everything(pool: Pool, model: Any) -> No
     steps = iter(range(10))
 
     def fail(*_: Any) -> None:
+        assert pool.blocks.computing.is_under_way, "[E17]"
         if next(steps, None) is None:
             raise FloatingPointError("a fault in the model")
 
     hook = model.register_forward_hook(fail)
     with pytest.raises(FloatingPointError):
         worker.generate([PROMPT, OTHER], 30, answer_count=2)
+    assert not pool.blocks.computing.is_under_way
     hook.remove()
     assert_nothing_held(pool.stats())
     assert model.config._attn_implementation == "sdpa"

@@ -225,6 +225,6 @@ class Crossing(Keeping):
         assert not any(one.committed_block_count or one.sequence_count for one in stats.tenants)
         assert all(awaited.moved for awaited in self.waiting), "[W3] somebody waits for nobody"
         left = (state.namespaces, state.sessions, state.handoffs, state.pins, state.in_flight, state.ending_pins)
-        flights = (state.writers.by_key, state.awaiting.by_key, state.marks.by_progress, state.marks.by_session)
+        flights = (state.writers.by_key, state.awaiting.by_key, state.marks.by_age, state.marks.by_session)
         assert [len(one) for one in (*left, *flights, state.blocks.canonical)] == [0] * 11
         assert state.claimed == 0

@@ -97,7 +97,8 @@ def watch(ledger: Ledger, journal: Journal) -> None:
     whole = memoryview(journal.buffer)
     base = _address(whole)
     for owner, names in (
-        (ledger, ("words", "stamps", "_ages", "_parent_ages", "_checksums", "_keys", "_overflows")),
+        (ledger, ("words", "stamps")),
+        (ledger.records, ("ages", "parents", "parent_ages", "_digests", "_contents", "_overflows")),
         (ledger.cells, ("_bytes", "_halves", "_words")),
     ):
         for name in names:

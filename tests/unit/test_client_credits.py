@@ -110,6 +110,30 @@ def test_an_idle_stock_goes_back(service: FakeService, pool: Pool) -> None:
     credits.close()
 
 
+def test_a_stock_rests_and_is_refilled_at_once(service: FakeService, pool: Pool) -> None:
+    """C19: resting it is no recall. What a refill brings meanwhile goes back too."""
+    credits = Credits(pool, 4)
+    until(lambda: len(credits) == 4)
+    credits.rest()
+    until(lambda: not service.blocks.own)
+    go_on = threading.Event()
+
+    def wait() -> None:
+        assert go_on.wait(DEADLINE_S)
+
+    service.blocks.before["lease"] = wait
+    credits.stock_up()
+    credits.rest()
+    del service.blocks.before["lease"]
+    go_on.set()
+    until(lambda: len(service.blocks.of_kind("release_blocks")) == 2)
+    pool.blocks.flush()
+    assert service.blocks.own == {*pool.own_blocks.all()} == set()
+    credits.stock_up()
+    until(lambda: len(credits) == 4)
+    credits.close()
+
+
 def test_a_close_gives_everything_back(service: FakeService, pool: Pool) -> None:
     """Also what is leased for it meanwhile; repeating it does nothing."""
     go_on = threading.Event()

@@ -77,7 +77,7 @@ def test_requests_begin_again_and_say_the_same(
 ) -> None:
     """In the middle of scheduling, of publishing, of giving back: each request is there once, and nothing is left."""
     if not EXPECTED:
-        EXPECTED.extend(alone(MODEL, prompt, NEW_TOKENS) for prompt in PROMPTS)
+        EXPECTED.extend([alone(MODEL, prompt, NEW_TOKENS) for prompt in PROMPTS])  # all or, after a timeout, none
     pool: Any = pool_of(40)
     pool.end_epoch_in(name, nth)
     with continuous_batching(MODEL, pool, greedy(answer_count)) as engine:

@@ -170,7 +170,7 @@ def test_a_kill_while_a_block_is_invalidated_leaves_the_rest_as_it_was() -> None
     assert sorted(set(counts)) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("column", ["_checksums", "_parent_ages"])
+@pytest.mark.parametrize("column", ["_digests", "_contents", "parents", "parent_ages"])
 def test_a_shadow_whose_record_is_scribbled_is_lost(column: str) -> None:
     """[L11] Its bytes would stand for another content."""
     before = Restarts(16)
@@ -179,8 +179,8 @@ def test_a_shadow_whose_record_is_scribbled_is_lost(column: str) -> None:
     own = lease(before.pool, 1)
     commit(before.pool, own, keys("b", "a"), first)
     pool = before.restart()
-    records = getattr(pool._state.ledger, column)
-    place = own.block_ids[0] * (32 if column == "_checksums" else 1)
+    records = getattr(pool._state.ledger.records, column)
+    place = own.block_ids[0] * (32 if column.startswith("_") else 1)
     records[place] ^= 1
     assert resume(pool, own) == own
     before.finish_resume(*SESSIONS)

@@ -1,6 +1,5 @@
 """Ledger: layout, limits, and what of it is touched."""
 
-import hashlib
 import mmap
 import os
 import random
@@ -62,23 +61,52 @@ def test_a_ledger_takes_memory_only_for_the_blocks_in_use() -> None:
 @given(
     st.integers(1, 12),
     st.booleans(),
-    st.lists(st.tuples(st.binary(min_size=48, max_size=48), st.sampled_from([0, 0, 0, 17, 20, 24, 40])), max_size=6),
+    st.lists(st.tuples(st.binary(min_size=48, max_size=48), st.sampled_from([0, 17, 20, 40])), min_size=1, max_size=6),
     st.randoms(use_true_random=False),
 )
-def test_a_recorded_key_comes_back_as_it_was(
+def test_a_record_comes_back_as_it_was(
     block_tokens: int, is_opaque: bool, contents: list[tuple[bytes, int]], chance: random.Random
 ) -> None:
-    """[L2] Tokens, with extra keys or without, and opaque keys have one column: whichever is shorter is padded."""
+    """[L2] Tokens, with extra keys or without, and opaque keys, of any run of blocks and in the next process too."""
     config = PoolConfig(8, block_tokens)
-    ledger = Ledger.create(config, bytearray(ledger_bytes(config)))
+    buffer = bytearray(ledger_bytes(config))
+    records = Ledger.create(config, buffer).records
     blocks = chance.sample(range(8), len(contents)) if chance.random() < 0.5 else list(range(len(contents)))
-    size = 8 + (32 if is_opaque else 4 * block_tokens)
-    keys = [(seed * 2)[:size] + b"x" * (0 if is_opaque else extra_size) for seed, extra_size in contents]
-    digests = [bytes([block]) * 32 for block in blocks]
-    ledger.record(blocks, keys, digests, [1] * 8, 0, is_opaque)
-    assert [ledger.key(block, [1] * 8, is_opaque) for block in blocks] == keys
-    vouched = [hashlib.sha256(key).digest() for key in keys] if is_opaque else digests
-    assert [ledger.checksum(block) for block in blocks] == vouched == list(ledger.checksums(keys, digests, is_opaque))
+    size = records.content_bytes(is_opaque=is_opaque)
+    chain = [(seed * 2)[:size] + b"x" * (0 if is_opaque else extra_size) for seed, extra_size in contents]
+    digests = chain if is_opaque else [bytes([block]) * 32 for block in blocks]
+    generation = [block + 1 for block in range(8)]
+    records.write(blocks, 1 << 40, chain, digests, generation, 0, is_opaque=is_opaque)
+    after = Ledger.open(config, buffer).records
+    after.take_up_extras()
+    for found in (records, after):
+        assert [found.recorded(block, generation, is_opaque=is_opaque) for block in blocks] == chain
+        assert (found.all_recorded(blocks, is_opaque=is_opaque), found.digests(blocks)) == (chain, digests)
+        assert [found.content(block, is_opaque=is_opaque) for block in blocks] == [one[:size] for one in chain]
+        assert [found.parents[block] for block in blocks] == [1 << 40, *blocks][: len(blocks)]
+        assert [found.parent_ages[block] for block in blocks] == [0, *[block + 1 for block in blocks]][: len(blocks)]
+        assert found.not_whole(range(8), generation) == sorted(set(range(8)).difference(blocks))
+        assert found.recorded(blocks[0], [0] * 8, is_opaque=is_opaque) is None
+        assert found.vouched_count(blocks, 1 << 40, chain, digests, is_opaque=is_opaque) == len(blocks)
+
+
+@given(st.integers(1, 12), st.booleans(), st.integers(1, 70), st.sampled_from([1, 2]), st.data())
+def test_what_chains_have_in_common_ends_at_the_first_other_content(
+    block_tokens: int, is_opaque: bool, count: int, step: int, data: st.DataObject
+) -> None:
+    """[G1] Whichever block it is, and whichever byte of it."""
+    config = PoolConfig(140, block_tokens)
+    records = Ledger.create(config, bytearray(ledger_bytes(config))).records
+    blocks = list(range(0, step * count, step))
+    size = records.content_bytes(is_opaque=is_opaque)
+    chain = [bytes([place]) * size for place in range(count)]
+    digests = chain if is_opaque else [bytes(32)] * count
+    records.write(blocks, 1 << 40, chain, digests, [1] * 140, 0, is_opaque=is_opaque)
+    joined = b"".join(chain)
+    assert records.common_count(blocks, joined, is_opaque=is_opaque) == count
+    at = data.draw(st.integers(0, len(joined) - 1))
+    other = joined[:at] + bytes([joined[at] ^ 1]) + joined[at + 1 :]
+    assert records.common_count(blocks, other, is_opaque=is_opaque) == at // size
 
 
 @pytest.mark.parametrize("session", [0, MAX_SESSION + 1])

@@ -5,7 +5,6 @@ The comparison of ledger and memory is off here: what a kill shows has to be eno
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 from actions import config
@@ -15,6 +14,7 @@ from kvharbor.pool import invariants, publication
 from kvharbor.pool.blocks import FREE, Blocks
 from kvharbor.pool.errors import PoolError
 from kvharbor.pool.ledger import Ledger
+from kvharbor.pool.records import Records
 
 SCHEMES = ["", "test/sha256"]
 
@@ -45,7 +45,7 @@ def generation_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
             self.state[block] = FREE
         self.free.give(blocks)
         self.ledger.mark(blocks, self.generation, FREE)
-        self.ledger.erase(blocks)
+        self.ledger.records.erase(blocks)
 
     def reserve_evicted(self: Blocks, victims: Sequence[int], after: int | None, session: int) -> list[int]:
         self.free.give(victims)
@@ -115,12 +115,12 @@ def scribbled(scheme: str) -> list[tuple[Killing, Successor]]:
         world.release_blocks(0, [1, 0], is_stale=False)
     else:
         world.publish(0, [1, 2, 1, 1], 0, releases=True)
-    ledger, image = world.pool._state.ledger, bytes(world.buffer)
+    records, image = world.pool._state.ledger.records, bytes(world.buffer)
     first, second = sorted(world.pool._state.blocks.evictable)
     found = []
-    for column in (ledger._keys, ledger._checksums, ledger._ages, ledger._parent_ages):
+    for column in (records._contents, records._digests, records.ages, records.parents, records.parent_ages):
         size = len(column) * column._step // len(world.pool._state.blocks.state)  # type: ignore[attr-defined]
-        used = ledger._key_bytes(bool(scheme)) if column is ledger._keys else size
+        used = records.block_bytes if column is records._contents and not scheme else size
         for block in (first, second):
             for byte in range(used):
                 torn = bytearray(image)
@@ -141,8 +141,8 @@ def test_a_scribbled_record_is_a_miss(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_record_without_a_checksum_is_noticed(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[L2] If the checksum vouched for nothing, a scribbled record would be a hit on other bytes."""
-    monkeypatch.setattr(Ledger, "checksum", lambda *_: ANY)
+    """[L2] If nothing vouched for it, a scribbled record would be a hit on other bytes."""
+    monkeypatch.setattr(Records, "vouched_count", lambda *given, **_: len(given[1]))
     with pytest.raises(AssertionError, match=r"\[G1\]"):
         _check_all_bytes(scribbled(scheme))
 

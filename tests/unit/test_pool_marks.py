@@ -9,6 +9,7 @@ from calls import allocate, new_pool, prompt, span
 from kvharbor.pool import Awaited, ExtraKey, Outlook, Pending, Pool, marks
 from kvharbor.pool.marks import MAX_MARKS, Mark
 from kvharbor.pool.steps import finish
+from kvharbor.pool.writers import LONGEST_STEP_S, PATIENCE_S
 
 
 def pending(pool: Pool, names: str, session: int = 2) -> tuple[int, int] | None:
@@ -35,7 +36,7 @@ def test_what_a_session_computes_is_pending_for_others() -> None:
     commit(pool, part(found.leased, 2), keys("d", "abc"), part(found.leased, 1, 2))
     assert pending(pool, "abcde") is None
     pool.check_invariants()
-    assert not pool._state.marks.by_progress
+    assert not pool._state.marks.by_age
 
 
 def test_a_chain_that_is_not_to_be_computed_is_not_marked() -> None:
@@ -76,7 +77,7 @@ def test_a_mark_that_is_made_again_has_got_on() -> None:
     acquire(pool, keys("ab"), computes=True)
     pool.tell_time(1.5)
     acquire(pool, keys("ab"), computes=True)
-    assert len(pool._state.marks.by_progress) == 1
+    assert len(pool._state.marks.by_age) == 1
     pool.tell_time(3.0)
     assert pending(pool, "ab") == (2, 1)
     pool.check_invariants()
@@ -114,7 +115,7 @@ def test_a_mark_ends_when_what_is_before_it_is_invalid() -> None:
     acquire(pool, keys("abc"), computes=True)
     invalidate(pool, part(first, 1))
     pool.check_invariants()
-    assert not pool._state.marks.by_progress
+    assert not pool._state.marks.by_age
 
 
 def test_marks_end_with_their_session() -> None:
@@ -164,13 +165,62 @@ def test_a_sequence_is_pending_for_an_acquire() -> None:
     assert acquire(pool, tokens(span(1, 8))).pending == Pending(8, 2, 0.0)
 
 
-def test_each_of_two_that_compute_the_same_is_told_of_the_other() -> None:
-    """[W2] Never of itself, whoever came first."""
+def test_of_two_that_compute_the_same_the_first_is_the_writer() -> None:
+    """[W3] Who is told of another may wait for that, and nobody must wait for him then, until it is his to compute."""
     pool = new_pool(16)
+    pool.open_session(4, "t")
     acquire(pool, keys("ab"), computes=True)
-    assert acquire(pool, keys("ab"), session=2, computes=True).pending == Pending(8, 1, 0.0)
-    assert acquire(pool, keys("ab")).pending == Pending(8, 2, 0.0)
-    assert acquire(pool, keys("ab"), session=2).pending == Pending(8, 1, 0.0)
+    assert acquire(pool, keys("abc"), session=2, computes=True).pending == Pending(8, 1, 0.0)
+    assert acquire(pool, keys("abc")).pending is None
+    finish(pool.end_session(1))
+    assert acquire(pool, keys("abc"), session=4).pending is None
+    assert acquire(pool, keys("abc"), session=2, computes=True).pending is None
+    assert acquire(pool, keys("abc"), session=4).pending == Pending(12, 2, 0.0)
+
+
+def test_who_takes_over_from_one_that_has_stalled_is_the_writer_then() -> None:
+    """[W5] A mark that has stalled and is still there is told, and keeps nobody from being one."""
+    pool = new_pool(16)
+    pool.open_session(4, "t")
+    acquire(pool, keys("ab"), computes=True)
+    pool.tell_time(1.0)
+    pool.note_computing(1)
+    pool.tell_time(2.5)  # when it is looked at, and found to last until 3.0
+    pool.tell_time(3.5)
+    assert acquire(pool, keys("ab"), session=2, computes=True).pending == Pending(8, 1, 2.5)
+    assert acquire(pool, keys("ab"), session=4).pending == Pending(8, 2, 0.0)
+    pool.check_invariants()
+
+
+def test_a_mark_lasts_while_its_session_says_that_it_is_at_work() -> None:
+    """[W7] Every mark of the session, and no other's; not for ever, but that a commit gives it time anew."""
+    pool = new_pool(16)
+    found = acquire(pool, keys("abc"), 3, computes=True)
+    acquire(pool, keys("x"), computes=True)
+    acquire(pool, keys("y"), session=2, computes=True)
+    for now in range(1, int(LONGEST_STEP_S)):
+        pool.tell_time(float(now))
+        pool.note_computing(1)
+        assert [pending(pool, names) for names in ("abc", "x")] == [(3, 1), (1, 1)]
+        assert len(pool._state.marks.by_age) == (3 if now < PATIENCE_S else 2)
+        pool.check_invariants()
+    commit(pool, part(found.leased, 0, 1), keys("a"))
+    pool.tell_time(LONGEST_STEP_S)
+    pool.note_computing(1)
+    assert [pending(pool, names) for names in ("abc", "x")] == [(2, 1), None]
+    assert acquire(pool, keys("abc"), session=2).pending == Pending(8, 1, 0.0)
+    pool.tell_time(LONGEST_STEP_S + PATIENCE_S)
+    assert not pool._state.marks.by_age
+    pool.check_invariants()
+
+
+def test_what_a_session_has_said_ends_with_it() -> None:
+    """[W7]"""
+    pool = new_pool(16)
+    pool.note_computing(1)
+    finish(pool.end_session(1))
+    assert not pool._state.writers.signs
+    pool.check_invariants()
 
 
 def test_what_is_pending_ends_where_extra_keys_differ() -> None:
@@ -186,7 +236,7 @@ def test_a_session_marks_so_many_chains_at_most_and_they_end_some_at_a_time() ->
     pool = new_pool(2 * MAX_MARKS)
     for number in range(MAX_MARKS + 3):
         acquire(pool, tokens(4 * [number]), computes=True)
-    entered = pool._state.marks.by_progress
+    entered = pool._state.marks.by_age
     assert len(entered) == MAX_MARKS
     pool.check_invariants()
     assert acquire(pool, tokens(4 * [0]), session=2).pending is not None
@@ -220,4 +270,4 @@ def test_only_marks_of_what_is_committed_are_looked_at(monkeypatch: pytest.Monke
     acquire(pool, tokens(4 * [7]), computes=True)
     commit(pool, lease(pool, 1), tokens(4 * [7]))
     assert len(compared) <= 4
-    assert len(pool._state.marks.by_progress) == 500
+    assert len(pool._state.marks.by_age) == 500

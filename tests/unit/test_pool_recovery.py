@@ -102,7 +102,7 @@ def test_a_torn_record_that_was_held_stays_out_of_use() -> None:
     """[L2] [G3] It is a miss, and nobody gets the block while a session may still read it."""
     process = Restarts(4)
     view = publish(process.pool, span(1, 8))
-    process.pool._state.ledger._checksums[view.block_ids[1] * DIGEST_BYTES] ^= 1
+    process.pool._state.ledger.records._digests[view.block_ids[1] * DIGEST_BYTES] ^= 1
     pool = process.restart()
     assert pool.recovered_from is not None
     assert (pool.recovered_from.torn_block_count, pool.recovered_from.missed_block_count) == (1, 1)

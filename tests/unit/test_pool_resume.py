@@ -1,5 +1,6 @@
 """Resume: a session gets back what was its own, whatever it knew of the ledger, and nothing else."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -48,6 +49,25 @@ def test_a_repeated_resume_tells_the_present_state() -> None:
     assert process.pool.holding(1).sequence_count == 1
     assert process.finish_resume(1) == [0]
     assert process.finish_resume(1) == [0]
+
+
+def test_a_shadow_is_resumed_behind_its_own_prefix_alone() -> None:
+    """[L11] Elsewhere there is the same content too, but the shadow's bytes are of what comes before it."""
+    process = Restarts(16)
+    publish(process.pool, span(1, 8), session=2)
+    elsewhere = publish(process.pool, [*span(21, 24), *span(5, 8)], session=2)
+    view = allocate(process.pool, span(1, 8), most=0)
+    commit(process.pool, view, 8)
+    process.restart()
+    named = replace(
+        view,
+        block_ids=array("I", [elsewhere.block_ids[0], view.block_ids[1]]),
+        generations=array("Q", [elsewhere.generations[0], view.generations[1]]),
+    )
+    with pytest.raises(StaleGeneration):
+        process.resume(1, held(named, [*span(21, 24), *span(5, 8)], committed=8, computed=8))
+    process.resume(1, held(view, span(1, 8), committed=8, computed=8))
+    process.pool.check_invariants()
 
 
 def test_shadows_are_resumed_as_shadows() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from test_single_flight_against_naive_model import Flights
 
-from kvharbor.pool import invariants, lifecycle, writers
+from kvharbor.pool import Pool, invariants, lifecycle, writers
 from kvharbor.pool.awaiting import Awaiting, Outlook
+from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.writers import Writer, Writers
 
@@ -56,19 +57,55 @@ def waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def other_or_not(self: Writers, key: bytes, session: int, now: float) -> Writer | None:
         writer = self._other(key, session, now)
-        return None if writer is None or writers._has_stalled(writer, now) else writer
+        return None if writer is None or self.has_stalled(writer, now) else writer
 
     monkeypatch.setattr(Writers, "_worth_waiting_for", other_or_not)
 
 
 def never_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """[W5] A dead writer is waited for until it is known to be dead."""
-    monkeypatch.setattr(writers, "_has_stalled", lambda *_: False)
+    monkeypatch.setattr(Writers, "has_stalled", lambda *_: False)
 
 
 def progress_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """[W5] Half a block is no progress."""
     monkeypatch.setattr(Writers, "note_progress", lambda *_: None)
+
+
+def signs_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W7] Who says that it is at work has stalled all the same."""
+    monkeypatch.setattr(Pool, "note_computing", lambda *_: None)
+
+
+def signs_are_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W7] What one session says is taken for what all others do."""
+
+    class Shared(dict[int, float]):
+        def get(self, _: int, default: Any = None) -> Any:
+            return max(self.values(), default=default)
+
+    alive_at = Writers._alive_at
+
+    def shared(self: Writers, writer: Writer) -> float:
+        self.signs = Shared(self.signs)
+        return alive_at(self, writer)
+
+    monkeypatch.setattr(Writers, "_alive_at", shared)
+
+
+def signs_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W7] An engine that hangs in a step is waited for as long as it lives."""
+    monkeypatch.setattr(writers, "LONGEST_STEP_S", 1e9)
+
+
+def waiters_know_of_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W7] Whoever waits already takes over at the time at which it would have had to without a sign."""
+
+    def impatient(self: Writers, key: bytes, session: int, now: float) -> Writer | None:
+        writer = None if session in self.by_key.get(key, ()) else self._other(key, session, now)
+        return None if writer is None or now - writer.progress_at >= writers.PATIENCE_S else writer
+
+    monkeypatch.setattr(Writers, "_worth_waiting_for", impatient)
 
 
 def arrived_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +128,10 @@ MUTANTS = [
     waits_for_itself,
     never_stalls,
     progress_is_not_noted,
+    signs_are_not_heard,
+    signs_are_everybodys,
+    signs_without_end,
+    waiters_know_of_no_sign,
     arrived_without_it,
 ]
 
@@ -101,7 +142,7 @@ def test_a_broken_rule_is_noticed(break_rule: Callable[[pytest.MonkeyPatch], Non
     """Walks that the pool takes without a complaint fail once a rule is broken."""
     monkeypatch.setattr(invariants, "check_writers", lambda *_: None)
     break_rule(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, KeyError, PoolExhausted, pytest.fail.Exception)):
         walk_all()
 
 

@@ -1,22 +1,22 @@
 """PrefixTree: found by exactly its content, behind exactly its prefix."""
 
-from kvharbor.pool.cells import CELL_BYTES, Cells
 from kvharbor.pool.digest import ExtraKey, block_digest
 from kvharbor.pool.namespaces import NO_BLOCK, Namespace, Namespaces
 from kvharbor.pool.tree import PrefixTree, extras_by_block
+from trees import new_tree, publish
 
 SIZE = 4
 
 
 def insert(tree: PrefixTree, block: int, parent: int, content: bytes, space: Namespace) -> int | None:
     """Publishes one block; returns who holds the content."""
-    tree.insert_chain([block], parent, [content], space)
+    publish(tree, [block], parent, [content], space)
     return tree.find(parent, content)
 
 
 def make() -> tuple[PrefixTree, Namespaces]:
-    namespaces = Namespaces(b"identity", Cells(memoryview(bytearray(8 * CELL_BYTES))))
-    return PrefixTree(16, 1, namespaces), namespaces
+    tree, namespaces, _ = new_tree()
+    return tree, namespaces
 
 
 def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
@@ -77,7 +77,8 @@ def test_namespaces_do_not_share() -> None:
     ]
     assert [space.is_opaque for space in spaces] == [False] * 5 + [True]
     for block, space in enumerate(spaces):
-        assert insert(tree, block, space.root, b"aaaa", space) == block
+        content = b"aaaa" * 8 if space.is_opaque else b"aaaa"
+        assert insert(tree, block, space.root, content, space) == block
     assert len({space.digest for space in spaces}) == len(spaces)
     assert len({tree.digest_of(block) for block in range(len(spaces))}) == len(spaces)
 
@@ -133,6 +134,7 @@ def test_an_empty_namespace_is_forgotten_with_its_last_user_or_block() -> None:
     tree.remove_all([1])
     assert namespaces.find("t", "", "", b"") is None
     assert len(namespaces) == 0
+    assert (tree.match(space.root, b"aaaa", {}, 0, 1), tree.find(space.root, b"aaaa")) == ([], None)
     again = namespaces.use("t", "", "", b"")
     assert (again.root != space.root, again.digest == space.digest) == (True, True)
     namespaces.disuse(again)
@@ -143,10 +145,10 @@ def test_a_chain_is_published_up_to_what_is_there_already() -> None:
     """[P7] A chain stops at the first content that another block holds, and says how far it came."""
     tree, namespaces = make()
     space = namespaces.use("t", "", "", b"")
-    published = tree.insert_chain([1, 2, 3], space.root, [b"aaaa", b"bbbb", b"cccc"], space)
+    published = publish(tree, [1, 2, 3], space.root, [b"aaaa", b"bbbb", b"cccc"], space)
     assert [tree.digest_of(block) for block in (1, 2, 3)] == published
-    assert tree.insert_chain([4, 5], space.root, [b"aaaa", b"dddd"], space) == []
-    assert len(tree.insert_chain([5, 6], 1, [b"dddd", b"eeee"], space)) == 2
+    assert publish(tree, [4, 5], space.root, [b"aaaa", b"dddd"], space) == []
+    assert len(publish(tree, [5, 6], 1, [b"dddd", b"eeee"], space)) == 2
     assert (list(tree.children(1)), list(tree.children(5))) == ([5, 2], [6])
 
 
@@ -155,12 +157,13 @@ def test_an_opaque_block_is_named_by_its_key() -> None:
     tree, namespaces = make()
     exact, opaque = namespaces.use("t", "", "", b""), namespaces.use("t", "", "", b"", "engine/sha256")
     keys = [bytes([number]) * 32 for number in range(4)]
-    assert tree.insert_chain([1, 2, 3], opaque.root, keys[:3], opaque) == keys[:3]
+    assert publish(tree, [1, 2, 3], opaque.root, keys[:3], opaque) == keys[:3]
     assert [tree.digest_of(block) for block in (1, 2, 3)] == keys[:3]
-    assert tree.match_contents(opaque.root, keys) == [1, 2, 3]
-    assert tree.match_contents(1, keys[1:]) == [2, 3]
-    assert tree.match_contents(opaque.root, keys[1:]) == []
-    assert tree.match_contents(exact.root, keys) == []
+    joined = b"".join(keys)
+    assert tree.match(opaque.root, joined, {}, 0, 4) == [1, 2, 3]
+    assert tree.match(1, joined, {}, 1, 4) == [2, 3]
+    assert tree.match(opaque.root, joined, {}, 1, 4) == []
+    assert tree.match(exact.root, joined, {}, 0, 4) == []
     assert tree.digest_of(opaque.root) != tree.digest_of(exact.root)
 
 
@@ -168,8 +171,8 @@ def test_removal_tells_the_digests_by_namespace() -> None:
     """[G8] What is gone is told by the namespace, and so the tenant, whose it was, in order."""
     tree, namespaces = make()
     mine, theirs = namespaces.use("t", "", "", b""), namespaces.use("u", "", "", b"")
-    first, second = tree.insert_chain([1, 2], mine.root, [b"aaaa", b"bbbb"], mine)
-    (other,) = tree.insert_chain([3], theirs.root, [b"aaaa"], theirs)
+    first, second = publish(tree, [1, 2], mine.root, [b"aaaa", b"bbbb"], mine)
+    (other,) = publish(tree, [3], theirs.root, [b"aaaa"], theirs)
     assert tree.remove_all([2, 1, 3]) == [(mine, [second, first]), (theirs, [other])]
     assert (tree.block_count, mine.block_count, theirs.block_count) == (0, 0, 0)
     assert tree.find(mine.root, b"aaaa") is None

@@ -74,6 +74,31 @@ def test_between_two_slices_others_run() -> None:
     run(scenario)
 
 
+def test_what_takes_some_rounds_of_the_loop_waits_for_one_slice() -> None:
+    """[S14] A call is received, dispatched and answered in rounds of their own: not each of them behind a slice."""
+
+    async def scenario() -> None:
+        owner = owned()
+        slices: list[int] = []
+
+        def long_one() -> Steps[None]:
+            for number in range(100):
+                slices.append(number)
+                yield
+
+        large = asyncio.create_task(owner.run(Turns(), long_one))
+        await asyncio.sleep(0)
+        for _ in range(10):
+            before = len(slices)
+            for _ in range(4):
+                await asyncio.sleep(0)
+            assert len(slices) - before <= 1
+        await large
+        assert slices == [*range(100)]
+
+    run(scenario)
+
+
 def test_calls_of_one_session_keep_their_order() -> None:
     """A Release cannot overtake the Allocate before it, though that takes many slices."""
 

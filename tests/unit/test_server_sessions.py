@@ -10,6 +10,7 @@ from typing import NoReturn, cast
 
 import pytest
 
+from kvharbor.pool.engines import UNNAMED, Engine
 from kvharbor.server.ended_sessions import MAX_TOKENS, EndedSessions
 from kvharbor.server.keeper import Keeper, Unkept
 from kvharbor.server.members import Member, Mode
@@ -52,7 +53,9 @@ class Site:
 
     def begin(self, sessions: Sessions, peer: Peer = OWN) -> tuple[Session, Member]:
         """Begins a session."""
-        return sessions.begin(peer, self.pidfd, self.connection(), client_name="n", client_version="v")
+        return sessions.begin(
+            peer, self.pidfd, self.connection(), client_name="n", client_version="v", engine=Engine("e", "1", "i")
+        )
 
     def close(self) -> None:
         """Closes what is left."""
@@ -97,6 +100,7 @@ def test_a_later_process_knows_a_session_by_all_that_it_had() -> None:
             State.RESUMING,
         )
         assert (known.peer, known.client_name, known.client_version) == (OWN, "n", "v")
+        assert known.engine == Engine("e", "1", "i")
         assert known.began_at == session.began_at
         assert [(each.rank, each.mode, each.token) for each in known.members] == [
             (0, Mode.READ_WRITE, session.token),
@@ -112,6 +116,27 @@ def test_a_later_process_knows_a_session_by_all_that_it_had() -> None:
         after.stop()
         for each in sockets:
             each.close()
+
+    run(scenario)
+
+
+def test_a_session_that_an_older_version_has_kept_has_no_engine() -> None:
+    """It goes on all the same."""
+
+    async def scenario(site: Site) -> None:
+        before = registry(site.keeper)
+        site.begin(before)
+        before.stop()
+        meta = site.keeper.kept["session/1"].meta
+        del meta["engine"]
+        after = registry(site.keeper)
+        after.restore()
+        (known,) = after.all()
+        assert known.engine == UNNAMED
+        after.stop()
+        for member in known.members:
+            for each in member.sockets:
+                each.close()
 
     run(scenario)
 

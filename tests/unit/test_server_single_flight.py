@@ -11,7 +11,7 @@ from jumping_loop import run_jumping
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.steps import Steps, finish
-from kvharbor.pool.writers import PATIENCE_S
+from kvharbor.pool.writers import LONGEST_STEP_S, PATIENCE_S
 from kvharbor.server.admission import Admission, Granted
 from kvharbor.server.applications import Application, Patience
 from kvharbor.server.event_log import EventLog
@@ -185,6 +185,52 @@ def test_a_waiter_takes_over_when_the_writer_has_committed_nothing_for_two_secon
         assert (bench.waiting_count, others[0].result().cached_tokens) == (1, 64)
         await bench.commit(writer, COLD_TOKENS)
         assert (await others[1]).cached_tokens == COLD_TOKENS
+        bench.check()
+
+    run_jumping(scenario)
+
+
+def test_a_writer_that_says_that_it_is_at_work_is_waited_for() -> None:
+    """[W7] Also by those who waited before it has said so; when it says nothing more, one of them takes over."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        writer = await bench.ask(1, prompt_of())
+        others = [bench.ask(session, prompt_of(7)) for session in (2, 3)]
+        for _ in range(10):
+            await asyncio.sleep(PATIENCE_S * 0.9)
+            bench.owner.call(lambda: bench.pool.note_computing(1))
+        assert bench.waiting_count == 2
+        await bench.commit(writer, 64)
+        for _ in range(3):
+            await asyncio.sleep(PATIENCE_S * 0.9)
+            bench.owner.call(lambda: bench.pool.note_computing(1))
+        said_at = bench.now()
+        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        await settled()
+        assert bench.now() - said_at == pytest.approx(PATIENCE_S)
+        assert (bench.waiting_count, others[0].result().cached_tokens) == (1, 64)
+        await bench.commit(writer, COLD_TOKENS)
+        assert (await others[1]).cached_tokens == COLD_TOKENS
+        bench.check()
+
+    run_jumping(scenario)
+
+
+def test_a_writer_that_only_says_so_is_not_waited_for_for_ever() -> None:
+    """[W7] It may hang in its step: a minute after its last commit somebody takes over."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        writer = await bench.ask(1, prompt_of())
+        began_at = bench.now()
+        other = bench.ask(2, prompt_of(7), pending_wait_s=10 * LONGEST_STEP_S)
+        while not other.done():
+            bench.owner.call(lambda: bench.pool.note_computing(1))
+            await asyncio.sleep(0.5)
+        assert LONGEST_STEP_S <= bench.now() - began_at <= LONGEST_STEP_S + 0.5
+        assert bench.pool.stats().counters.takeover_count == 1
+        await bench.release(writer)
         bench.check()
 
     run_jumping(scenario)

@@ -1,6 +1,7 @@
 """A stream from the inside: what it has still to send, what is answered later, and its ends."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -279,6 +280,29 @@ def test_a_replaced_stream_and_one_that_is_not_read_end_at_once() -> None:
         bench.may_answer.set()
         with pytest.raises(WatcherTooSlow):
             await bench.conversation.run(channel)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_stream_that_ends_with_its_client_leaves_no_error_behind(has_begun: bool) -> None:
+    """The transport gives up, and the session ends, in one turn of the event loop: nobody takes the reason."""
+
+    async def end_both() -> None:
+        bench, earlier = Bench(), asyncio.get_running_loop().create_future()  # of a stream that is not over
+        running = asyncio.create_task(bench.conversation.run(Channel(*leases(1)), [] if has_begun else [earlier]))
+        await settled()
+        running.cancel()
+        bench.conversation.end(SessionUnknown())
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+    async def scenario() -> None:
+        unhandled: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        await end_both()
+        gc.collect()
+        assert not unhandled
 
     run(scenario)
 

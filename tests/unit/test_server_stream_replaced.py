@@ -19,7 +19,7 @@ from kvharbor.server.session import Session
 from kvharbor.server.stream.stream_calls import StreamCalls
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import stream_service_pb2 as pb
-from raw_stream import block_tokens, chain, count, leasing
+from raw_stream import block_tokens, chain, count, first, leasing
 from sessions_here import TENANT, SessionsHere, run, sessions_here, settled
 
 CACHED = 1500
@@ -182,6 +182,32 @@ def test_a_third_stream_waits_for_the_end_of_both(tmp_path: Path) -> None:
             streams[-1].requests.put_nowait(leased)
             await settled()
             assert bench.pool.holding(1).leased_block_count == 3
+            await bench.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("turns_later", range(3))
+def test_what_an_invalidate_takes_back_is_nobodys_when_its_stream_is_replaced(tmp_path: Path, turns_later: int) -> None:
+    """S22: its caller is not told in which generation the blocks are his now."""
+
+    async def scenario() -> None:
+        async with sessions_here(tmp_path, block_count=2 * CACHED) as here:
+            bench = await Bench.of(here)
+            old = bench.converse(bench.acquire(1))
+            await settled()
+            held = old.taken[0].acquire.results[0].held
+            request = blocks_pb2.InvalidateBlocksRequest(pool_id=bench.pool_id, blocks=first(held))
+            old.requests.put_nowait(pb.ConverseRequest(number=2, invalidate_blocks=request))
+            while not bench.pool.stats().reserved_block_count:
+                await asyncio.sleep(0)
+            for _ in range(turns_later):
+                await asyncio.sleep(0)
+            bench.converse()
+            await settled()
+            holding = bench.pool.holding(1)
+            assert holding.held_block_count == 0
+            assert holding.leased_block_count == (CACHED if len(old.taken) == 2 else 0)
             await bench.close()
 
     run(scenario())

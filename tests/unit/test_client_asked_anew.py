@@ -114,10 +114,12 @@ def test_one_that_is_cancelled_meanwhile_does_not_wait_again(service: FakeServic
             grant(service, acquire_numbers(service)[-1], blocks_pb2.AcquireResult(leased=table((60, 1))))
 
     service.blocks.before["cancel_wait"] = grant_late
+
+    def cancelled() -> list[int]:
+        return [each.request_number for each in service.blocks.of_kind("cancel_wait")]
+
     waiting = asked_anew(service, pool, cancel)
-    pool.blocks.flush()
-    cancelled = [each.request_number for each in service.blocks.of_kind("cancel_wait")]
-    assert cancelled == acquire_numbers(service)
+    until(lambda: cancelled() == acquire_numbers(service))
     assert isinstance(polled(waiting).refusal, PoolExhausted)
     until(lambda: not service.blocks.own)
     pool.blocks.flush()

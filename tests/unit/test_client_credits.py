@@ -2,14 +2,16 @@
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fake_service import DEADLINE_S, FakeService
 from integration.client_worker import LAYOUT
-from kvharbor.client import Credits, InvalidField, Pool, PoolExhausted, connect
+from kvharbor.client import BlockRun, Credits, InvalidField, Pool, PoolExhausted, connect, credits
+from kvharbor.client.link import Link
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import stream_service_pb2 as stream_pb2
 from waiting import until
@@ -149,6 +151,42 @@ def test_a_close_gives_everything_back(service: FakeService, pool: Pool) -> None
     until(lambda: service.blocks.of_kind("release_blocks"))
     pool.blocks.flush()
     assert service.blocks.own == {*pool.own_blocks.all()} == set()
+
+
+def test_a_close_meets_a_refill(service: FakeService, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C19: what is put in stock as it is closed goes back too."""
+    stock = Credits(pool, 4)
+    until(lambda: len(stock) == 4)
+    closing = threading.Thread(target=stock.close)
+    asks = threading.Event()
+
+    def guard(link: Link) -> threading.Condition:
+        if threading.current_thread() is closing:
+            asks.set()
+        return link._changed
+
+    def join(runs: Sequence[BlockRun]) -> BlockRun:
+        closing.start()
+        assert asks.wait(DEADLINE_S)
+        return BlockRun.join(runs)
+
+    monkeypatch.setattr(Link, "guard", property(guard))
+    monkeypatch.setattr(credits, "BlockRun", SimpleNamespace(join=join))
+    taken = stock.take(2)
+    until(lambda: asks.is_set() and not closing.is_alive())
+    pool.blocks.flush()
+    assert service.blocks.own == {*taken}
+
+
+def test_a_stock_that_rested_has_what_is_required(service: FakeService, pool: Pool) -> None:
+    """C19: to ask for blocks ends the rest, as to take some does."""
+    stock = Credits(pool, 4)
+    until(lambda: len(stock) == 4)
+    stock.rest()
+    stock.require(3)
+    assert len(stock.take(3)) == 3
+    stock.close()
+    until(lambda: len(service.blocks.own) == 3)
 
 
 def test_the_stock_is_told_to_the_next_process_and_lost_with_the_epoch(service: FakeService) -> None:

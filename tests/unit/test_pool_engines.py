@@ -129,6 +129,19 @@ def test_thousands_of_sessions_make_a_bounded_number_of_rows(monkeypatch: pytest
     pool.check_invariants()
 
 
+def test_an_engine_without_an_instance_is_all_of_its_name_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[U3] One that comes as others are told together for it is told with them."""
+    monkeypatch.setattr(engines, "MOST", 2)
+    pool = pool_of(A, B)
+    finish(pool.session_quiet(1))
+    pool.open_session(3, "t", A.kind)
+    pool.check_invariants()
+    cache(pool, span(1, 8), session=3)
+    assert row(pool, A.kind).committed_block_count == 2
+    pool.open_session(4, "t", Engine("x", "1", "c"))
+    pool.check_invariants()
+
+
 def test_where_all_have_sessions_a_further_one_is_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """[U3] It is told with those of its kind if there is a row of them, and is not taken for anybody else."""
     monkeypatch.setattr(engines, "MOST", 2)

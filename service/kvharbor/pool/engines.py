@@ -99,7 +99,9 @@ class Engines:
         """
         number = self.numbers.pop(engine, None)
         if number is None:
-            number = self._room(live)
+            room = self._room(live)
+            # It may be what others have just been told as.
+            number = self.numbers.pop(engine, room)
         if number is None:
             return self.numbers.get(engine.kind, OTHERS)
         self.numbers[engine] = number

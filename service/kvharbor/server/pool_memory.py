@@ -12,7 +12,7 @@ from kvharbor.gpumem import Mapping as ArenaMapping
 from kvharbor.pool import Ledger, Pool, PoolConfig, ledger_bytes
 from kvharbor.server.part import Pairs, Part
 
-OWN_BYTES_A_BLOCK = 96
+OWN_BYTES_A_BLOCK = 80
 """What an empty pool keeps a block in this process."""
 
 

@@ -86,7 +86,7 @@ class Credits:
             self.keep()
 
     def rest(self) -> None:
-        """Releases all of it, and what a refill on its way brings, as nothing runs; `stock_up` has it refilled."""
+        """Releases all of it, and what a refill on its way brings, as nothing runs, until blocks are asked for again."""
         with self._pool.link.guard:
             self._resting = True
             self._return(len(self._stock))
@@ -103,6 +103,7 @@ class Credits:
                 self._add(leased)
                 answer.set(None)
 
+            self._resting = False
             return self._pool.blocks.held.growing(want, take, answer.fail, least=missing)
 
         self._pool.blocks.held.stream.ask(make, timeout_s)
@@ -121,8 +122,10 @@ class Credits:
 
     def close(self) -> None:
         """Releases the stock, for good. Repeating it does nothing."""
-        self._stopped.set()
-        self.give_back(len(self._stock))
+        # In one step, or a refill that has just looked would put its blocks in stock behind this.
+        with self._pool.link.guard:
+            self._stopped.set()
+            self._return(len(self._stock))
 
     def _refill(self) -> None:
         missing = self.target_block_count - len(self._stock)

@@ -129,7 +129,7 @@ PICTURE ?= build/demo-vllm.svg
 demo-vllm: build/engines-vllm/.installed ## two vLLM engines on one pool; one is killed, and the service's process with it
 	build/engines-vllm/bin/python -m kvharbor.demo.vllm --picture $(PICTURE)
 
-bench-engines: build/engines-vllm/.installed ## engines on one pool beside plain ones; writes build/bench-engines.json
+bench-engines: build/engines-vllm/.installed ## engines on one pool beside plain ones; into build/bench.json too
 	PYTHONPATH=tests build/engines-vllm/bin/python -m bench.engines
 
 dist-check: setup ## sdist -> wheel -> empty environment -> tests outside the tree

@@ -11,7 +11,7 @@ from bench.figures import Figure
 FIGURES = Path("build/bench.json")
 PAGE = Path("docs/performance.md")
 IMAGES = Path("docs/images")
-COMMANDS = ("bench", "bench-peers")
+COMMANDS = ("bench", "bench-peers", "bench-engines")
 # Of each: what is compared, and the names of the figures in microseconds.
 BESIDE_PEERS = (
     ("2,048 tokens that are there, 16 a block", "vllm_us_2048_b16", "pool_warm_us_2048_b16"),
@@ -78,7 +78,7 @@ def _digits(value: float) -> str:
 def _aims(figures: Iterable[Figure]) -> str:
     bars = []
     for figure in figures:
-        if figure.aim is not None:
+        if figure.aim:  # what aims at nothing has no ratio
             over = figure.value / figure.aim if figure.better == "lower" else figure.aim / figure.value
             bars.append(Bar(figure.name, over, f"{over:.2f}", 0 if figure.reached else 1))
     return picture("What was measured, over what was aimed at", "left of the line: reached", bars, line=1.0)

@@ -100,8 +100,9 @@ def _publish_slice(
     shadows += [Shadow(place + one.position, one.block_id, one.generation) for one in found]
     owner.blocks.leased.difference_update(published)
     nodes = _take_over(state, owner, published, node)
-    state.marks.advance(owner.session, nodes, joined, extras, state.now)
-    return place + len(published)
+    reached = place + len(published)
+    state.marks.advance(owner.session, nodes, *contents.part(place, reached), state.now)
+    return reached
 
 
 def _take_over(state: State, owner: Session, own: list[int], node: int) -> list[int]:

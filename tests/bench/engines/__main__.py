@@ -1,6 +1,6 @@
 """`make bench-engines`: two engines on one pool beside two plain ones and two with the connector, in turn.
 
-Prints a table and writes build/bench-engines.json.
+Prints a table and writes into build/bench.json.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
                 alone[kind].append(pairs[kind].alone(number))
     measured = [busy, *figures(shared, alone)]
     show(measured, "kvharbor bench-engines")
-    write(measured, Path("build/bench-engines.json"), "bench-engines")
+    write(measured, Path("build/bench.json"), "bench-engines")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,22 @@ def test_a_commit_of_other_contents_does_not_move_a_mark() -> None:
     pool.check_invariants()
 
 
+def test_a_mark_moves_as_far_as_a_commit_has_come() -> None:
+    """[B3] Where all room is claimed, that stops at a cached block which has its content, and makes way first."""
+    pool = new_pool(12, slice_blocks=4)
+    acquire(pool, keys("abc"), computes=True)
+    own = lease(pool, 3)
+    theirs = publish(pool, keys("abc"), 3, session=2)
+    release(pool, part(theirs, 1), session=2)
+    under_way = pool.lease(2, 8, 8)
+    next(under_way)
+    assert pool.available_block_count == 0
+    assert [shadow.position for shadow in commit(pool, own, keys("abc"))] == [0]
+    finish(under_way)
+    assert not pool._state.marks.by_age
+    pool.check_invariants()
+
+
 def test_a_mark_ends_when_nothing_has_been_committed_for_a_while() -> None:
     """[W5] Each commit gives it time."""
     pool = new_pool(16)

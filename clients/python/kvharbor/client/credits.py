@@ -86,7 +86,7 @@ class Credits:
             self.keep()
 
     def rest(self) -> None:
-        """Releases all of it, and what a refill on its way brings, as nothing runs, until blocks are asked for again."""
+        """Releases all of it, and what a refill on its way brings: nothing runs until more is asked for."""
         with self._pool.link.guard:
             self._resting = True
             self._return(len(self._stock))

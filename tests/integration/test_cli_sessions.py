@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvharbor.v1 import pool_service_pb2 as pools
-from kvharbor.v1 import side_pb2
-from raw_caller import RawCaller, greeted, joining, refused
+from kvharbor.v1 import side_pb2, types_pb2
+from raw_caller import RawCaller, greeted, hello, joining, refused
 from service_process import ServiceProcess
 from session_worker import SessionWorker
 from waiting import until
@@ -76,6 +76,16 @@ def test_the_list_tells_who_holds_what(run: Run, worker: SessionWorker) -> None:
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[:4] == ["1", f"uid-{os.getuid()}", "test raw", "live"]
     assert cells[5:] == [f"pid {worker.pid}", "1", "2"]
+
+
+def test_what_a_client_calls_itself_is_shown_as_it_is(path: str, run: Run) -> None:
+    """No markup, no code for a picture, and nothing that a terminal would act on."""
+    engine = types_pb2.Engine(name="[b]x", version=":cat:", instance="end\\")
+    side, _ = greeted(path, hello("[red]\x1b[2J:cat:\r\n", engine=engine))
+    output = run("sessions").stdout
+    side.close()
+    assert "[red]?[2J:cat:?? raw" in output
+    assert "[b]x :cat: end\\ " in output
 
 
 def test_a_lost_session_shows_what_its_proof_lacks(run: Run, worker: SessionWorker) -> None:

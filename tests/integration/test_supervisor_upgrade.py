@@ -67,6 +67,12 @@ def upgrade(service: ServiceProcess) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
 
 
+def memfds_of(pid: int, name: str) -> list[Path]:
+    """Returns the anonymous files of a process that have a name."""
+    found = Path(f"/proc/{pid}/fd").iterdir()
+    return [each for each in found if str(each.readlink()).startswith(f"/memfd:{name} ")]
+
+
 def test_the_command_tells_at_once_why_the_new_process_does_not_start(
     start_fresh: StartService, tmp_path: Path
 ) -> None:
@@ -151,3 +157,18 @@ def test_what_hangs_every_recovery_is_dropped(start_fresh: StartService, tmp_pat
     assert [entry["cause"] for entry in service.entries("service process ended")] == ["killed", *["hung"] * 3]
     told = "service process broke again and again: what it left is dropped, the next start is cold"
     assert len(service.entries(told)) == 1
+
+
+def test_a_ledger_of_another_version_is_not_taken_up(start_fresh: StartService) -> None:
+    """What it says cannot be told: the start after the upgrade is cold, and nothing is taken for broken."""
+    service = start_fresh()
+    epoch = service.wait_for("ready")["epoch"]
+    with RawCaller(str(service.socket)) as caller:
+        caller.open_pool("p")
+    ledger, *_ = memfds_of(service.child_pid, "kvharbor-p-ledger")
+    with ledger.open("r+b") as header:
+        header.write(b"kvharbor ledger 0")
+    assert service.restart_child()["epoch"] != epoch
+    (lost,) = service.entries("the memory of pools is lost, the next start is cold")
+    assert "another version of kvharbor" in lost["cause"]
+    assert [entry["cause"] for entry in service.entries("service process ended")] == ["killed", "failed"]

@@ -37,6 +37,13 @@ def prompt(token_count: int) -> Prompt:
     return Prompt(array("I", range(token_count)).tobytes())
 
 
+def only(change: Callable[[], None]) -> Steps[None]:
+    """An operation of one slice."""
+    change()
+    return
+    yield
+
+
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     """Runs a scenario with a deadline."""
 
@@ -95,6 +102,38 @@ def test_what_takes_some_rounds_of_the_loop_waits_for_one_slice() -> None:
             assert len(slices) - before <= 1
         await large
         assert slices == [*range(100)]
+
+    run(scenario)
+
+
+def test_many_small_calls_do_not_starve_a_long_one() -> None:
+    """[S14] Between two of its slices nobody who calls again and again is served more than a few times."""
+
+    async def scenario() -> None:
+        owner = owned()
+        served = [0] * 100
+        between: list[int] = []
+
+        def long_one() -> Steps[None]:
+            for _ in range(20):
+                between.append(max(served))
+                served[:] = [0] * len(served)
+                yield
+
+        async def call_again_and_again(caller: int) -> None:
+            turns = Turns()
+
+            def count() -> None:
+                served[caller] += 1
+
+            while not large.done():
+                await owner.run(turns, lambda: only(count))
+                await asyncio.sleep(0)
+
+        large = asyncio.create_task(owner.run(Turns(), long_one))
+        await asyncio.gather(*(call_again_and_again(caller) for caller in range(len(served))))
+        assert len(between) == 20
+        assert max(between) <= 5
 
     run(scenario)
 

@@ -8,11 +8,11 @@ import tracemalloc
 
 import pytest
 
-from kvharbor.gpumem import DataType, InsufficientMemory, Layout, Plane
+from kvharbor.gpumem import ArenaUnfit, DataType, InsufficientMemory, Layout, Plane
 from kvharbor.pool import Ledger, Pool, PoolConfig, ledger_bytes
 from kvharbor.server import arenas, pool_memory
 from kvharbor.server.arenas import HostArenas
-from kvharbor.server.pool_memory import OWN_BYTES_A_BLOCK, PoolMemory, pool_with_ledger
+from kvharbor.server.pool_memory import OWN_BYTES_A_BLOCK, PoolMemory, pool_with_ledger, recovered_pool
 
 PLANE = Plane("k", 1, DataType.UINT8, 64, interior="opaque")
 LAYOUT = Layout("m", 16, (PLANE,), scratch_blocks=0, tp_size=2)
@@ -44,6 +44,14 @@ def test_blocks_too_tiny_for_their_own_bookkeeping_are_refused(monkeypatch: pyte
     with pytest.raises(InsufficientMemory):
         pool_with_ledger(config, "test", not_cancelled)
     assert asked == [OWN_BYTES_A_BLOCK * 10**9 + ledger_bytes(config)]
+
+
+def test_a_ledger_that_is_too_small_is_not_read() -> None:
+    """As that of a version which kept less may be: before anything beyond its end is touched."""
+    _, ledger = pool_with_ledger(PoolConfig(8, 16), "test", not_cancelled)
+    with pytest.raises(ArenaUnfit):
+        recovered_pool(PoolConfig(100_000, 16), os.dup(ledger.arena.fd), {}, 1)
+    ledger.close()
 
 
 def test_an_empty_pool_takes_no_more_than_is_asked_for() -> None:

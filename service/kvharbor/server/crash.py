@@ -23,7 +23,8 @@ def crash(failure: BaseException) -> None:
 def end_cold(keeper: Keeper, cause: str) -> NoReturn:
     """Drops all that is kept and ends the process: the next one begins anew, in a new epoch.
 
-    For memory that is gone. Handles of this epoch must not lead anybody to what takes its place.
+    For memory that is gone, or whose ledger this version cannot read. Handles of this epoch must not lead anybody to
+    what takes its place.
     """
     log.critical("the memory of pools is lost, the next start is cold", cause=cause)
     for name in [*keeper.kept]:

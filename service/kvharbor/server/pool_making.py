@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from kvharbor.gpumem import ArenaTooSmall, Descriptor, Layout, ReservationCancelled, block_count_for
+from kvharbor.gpumem import ArenaTooSmall, ArenaUnfit, Descriptor, Layout, ReservationCancelled, block_count_for
 from kvharbor.gpumem.devices import same_device
 from kvharbor.pool import Pool
 from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.ledger import LedgerUnfit
 from kvharbor.server.arenas import Arenas
 from kvharbor.server.budget import HOST, Budget
+from kvharbor.server.crash import end_cold
 from kvharbor.server.errors import Draining
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.keeper import Keeper
@@ -109,7 +111,12 @@ class PoolMaker:
         began_at = time.monotonic()
         facts = kept.facts
         config = pool_config(self._settings, facts.name, facts.descriptor)
-        pool, ledger = await asyncio.to_thread(recovered_pool, config, kept.ledger_fd, tenants, self._life.first_number)
+        first_number = self._life.first_number
+        try:
+            pool, ledger = await asyncio.to_thread(recovered_pool, config, kept.ledger_fd, tenants, first_number)
+        except (ArenaUnfit, LedgerUnfit) as unfit:
+            # It is an earlier version's, whole as it may be: no start of this one could take it up.
+            end_cold(self._keeper, f"the ledger of pool {facts.name} cannot be read: {unfit}")
         parts = tuple(self._arenas.take_up(part.export, part.allocation) for part in kept.parts)
         self.budget.book(facts.places, facts.descriptor.size_bytes)
         page = None if kept.page_fd is None else StatusPage.kept(kept.page_fd, self._life.epoch)

@@ -114,7 +114,8 @@ def recovered_pool(
 ) -> tuple[Pool, LedgerMemory]:
     """Rebuilds a pool from the ledger that an earlier process has kept; blocks for about 2 microseconds a block.
 
-    `tenants` are those of the sessions that had it open; sequences and revisions count from `first_number`.
+    `tenants` are those of the sessions that had it open; sequences and revisions count from `first_number`. Raises
+    LedgerUnfit, or ArenaUnfit where it is too small, for one of another version of kvharbor.
     """
     ledger = LedgerMemory.kept(config, ledger_fd)
     try:

@@ -14,15 +14,18 @@ _MOST_SOURCES = 5
 
 def engine_table(pool: "PoolStats") -> "Table":
     """Returns a row for each engine and each group, and below it those that it reuses of, most first."""
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
+    # Names may be anything that can be printed: no markup.
     table = Table(title=f"engines of {pool.name}", title_justify="left")
     table.add_column("engine", overflow="fold")
     for name in ("sessions", "held\nblocks", "published\nblocks", "prompt\ntokens", "reused\ntokens"):
         table.add_column(name, justify="right")
     for place, one in enumerate(pool.engines):
         table.add_row(
-            _name(one),
+            Text(_name(one)),
             f"{one.session_count:,}",
             f"{one.held_block_count:,}",
             f"{one.committed_block_count:,}",
@@ -30,17 +33,15 @@ def engine_table(pool: "PoolStats") -> "Table":
             f"{one.reused_token_count:,}{_share(one)}",
         )
         for name, token_count in _sources(pool, place):
-            table.add_row(f"  of {name}", "", "", "", "", f"{token_count:,}")
+            # A name that takes several lines stays below its engine on all of them.
+            table.add_row(Padding(Text(f"of {name}"), (0, 0, 0, 2)), "", "", "", "", f"{token_count:,}")
     return table
 
 
 def _name(one: "EngineStats") -> str:
-    # Its parts may be anything that can be printed, brackets too.
-    from rich.markup import escape
-
     # Each has an instance but all of one name and version that are told together.
     several = "" if one.group or one.engine.instance else " (several)"
-    return one.group or f"{escape(str(one.engine))}{several}"
+    return one.group or f"{one.engine}{several}"
 
 
 def _share(one: "EngineStats") -> str:

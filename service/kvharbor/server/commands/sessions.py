@@ -10,6 +10,7 @@ from kvharbor.server.commands.options import JsonOption, SocketOption, connected
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from kvharbor.client import SessionInfo, SessionMember
 
@@ -39,9 +40,9 @@ def _table(found: "list[SessionInfo]") -> "RenderableType":
         return "no sessions"
     table = Table(padding=(0, 1, 0, 0))
     # Folded, not cut short: on a narrow terminal too the pid is what is looked for.
-    for name in ("session", "tenant", "client", "state", "age", "processes"):
+    for name in ("id", "tenant", "client", "state", "age", "processes"):
         table.add_column(name, overflow="fold")
-    for name in ("sequences", "uncommitted blocks"):
+    for name in ("sequences", "uncommitted\nblocks"):
         table.add_column(name, justify="right", overflow="fold")
     for session in found:
         table.add_row(
@@ -57,13 +58,15 @@ def _table(found: "list[SessionInfo]") -> "RenderableType":
     return table
 
 
-def _client(session: "SessionInfo") -> str:
+def _client(session: "SessionInfo") -> "Text":
     """Names the client, and the engine where it has said what that is."""
-    from rich.markup import escape
+    from rich.text import Text
 
-    client = f"{session.client_name} {session.client_version}".strip()
+    said = f"{session.client_name} {session.client_version.replace('/', ' ')}".strip()
+    # It is the client's own word, and a terminal would act on some of what it may be.
+    client = "".join(sign if sign.isprintable() else "?" for sign in said)
     is_told = session.engine.name != session.client_version.partition("/")[0]
-    return escape(f"{client}\n{session.engine}" if is_told else client)
+    return Text(f"{client}\n{session.engine}" if is_told else client)
 
 
 def _process(member: "SessionMember") -> str:

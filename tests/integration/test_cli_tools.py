@@ -142,6 +142,12 @@ def test_a_namespace_is_part_of_the_question(run: Run, pool: str, tmp_path: Path
     assert answer.stdout == told
 
 
+def test_a_prompt_that_cannot_be_shared_is_told(run: Run, pool: str) -> None:
+    """It has no miss, as no block of it could be there."""
+    told = "0 tokens present, 0 would be reused\nthe prompt is shorter than a block, and only whole blocks are shared\n"
+    assert run("lookup", pool, "--ids", "1,2,3").stdout == told
+
+
 def test_a_pin_is_made_and_ended(run: Run, pool: str) -> None:
     """Status 1 tells that something of the prefix is missing; an unknown pin is an error."""
     first = ",".join(str(token) for token in range(32))
@@ -213,8 +219,8 @@ def test_health_tells_why_nobody_answers(run: Run, tmp_path: Path) -> None:
         (("warm", "tools", "w", "--ids", "1", "--present-only", "--wait-s", "1"), "nothing to wait for"),
         (("lookup", "tools"), "either --tokens or --ids"),
         (("lookup", "tools", "--ids", "1", "--tokens", "-"), "either --tokens or --ids"),
-        (("lookup", "tools", "--ids", "1,two"), "--ids: 'two', number 1, is no token id"),
-        (("warm", "tools", "w", "--ids", "/tmp/t.bin"), "--ids: '/tmp/t.bin', number 0, is no token id"),
+        (("lookup", "tools", "--ids", "1,two"), "--ids: 'two', number 2, is no token id"),
+        (("warm", "tools", "w", "--ids", "/tmp/t.bin"), "--ids: '/tmp/t.bin', number 1, is no token id"),
         (("warm", "tools", "w", "--ids", "/tmp/t.bin"), "for a file use --tokens"),
         (("lookup", "tools", "--ids", "4294967296"), "token_ids[0]"),
         (("lookup", "tools", "--tokens", "/nonexistent"), "cannot read /nonexistent"),

@@ -216,10 +216,25 @@ def test_the_trace_replays_to_the_hits_that_the_service_had(
     assert all(re.fullmatch("[0-9a-f]{16}", name) for line in lines for name in line["blocks"])
 
 
+def test_it_overwrites_nothing_unasked(start_fresh: StartService, tmp_path: Path) -> None:
+    """An earlier recording may have taken a week."""
+    service, file = start_fresh(), tmp_path / "trace.jsonl"
+    file.write_text("mine")
+    command = [sys.executable, "-m", "kvharbor.server.cli", "record", "p", str(file), f"--socket={service.socket}"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (refused.returncode, file.read_text()) == (1, "mine")
+    assert refused.stderr == f"kvharbor: {file} is there already: name another file, or overwrite it with --force\n"
+    with RawCaller(str(service.socket)) as caller:
+        caller.open_pool("p")
+        with recording(service, file, "--force", "--for=0.01") as process:
+            assert process.wait(DEADLINE_S) == 0
+    assert json.loads(file.read_text()) == {"kvharbor_trace": 1, "block_tokens": BLOCK_TOKENS}
+
+
 def test_it_ends_by_itself_and_leaves_a_whole_file_when_the_service_goes(
     start_fresh: StartService, tmp_path: Path
 ) -> None:
-    """After --for seconds with status 0; with status 1 and one line, and all that has ended, after a shutdown."""
+    """After --for seconds with status 0; with status 1 and why, and all that has ended, after a shutdown."""
     service = start_fresh()
     with RawCaller(str(service.socket)) as caller:
         pool_id = caller.open_pool("p")
@@ -230,5 +245,10 @@ def test_it_ends_by_itself_and_leaves_a_whole_file_when_the_service_goes(
             ask(caller, pool_id, *range(32))
             assert service.stop() == 0
             _, error = process.communicate(timeout=DEADLINE_S)
-            assert (process.returncode, error.count("\n")) == (1, 1)
+            told, failure = error.splitlines()
+            assert (process.returncode, told) == (
+                1,
+                f"{tmp_path / 'cut.jsonl.gz'}: 2 requests, in blocks of {BLOCK_TOKENS}",
+            )
+            assert failure.startswith("kvharbor: ")
     assert replayed(tmp_path / "cut.jsonl.gz", 4)["hit_blocks"] == 2

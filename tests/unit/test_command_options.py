@@ -32,11 +32,11 @@ def test_a_file_that_is_no_text_has_raw_tokens(file: Path, ids: tuple[int, ...])
 @pytest.mark.parametrize(
     ("text", "number", "word"),
     [
-        ("1 2 x3 4", 2, "x3"),
-        ("12;3", 0, "12;3"),
-        ("1,2,-3,4", 2, "-3"),
-        ("1.5 o.k.", 0, "1.5"),
-        ("größe 12 3", 0, "größe"),
+        ("1 2 x3 4", 3, "x3"),
+        ("12;3", 1, "12;3"),
+        ("1,2,-3,4", 3, "-3"),
+        ("1.5 o.k.", 1, "1.5"),
+        ("größe 12 3", 1, "größe"),
     ],
 )
 def test_a_mistake_in_a_text_is_told_of_and_not_taken_for_raw_tokens(
@@ -52,5 +52,5 @@ def test_a_mistake_in_a_text_is_told_of_and_not_taken_for_raw_tokens(
 
 def test_a_file_that_was_given_as_ids_is_quoted_with_the_option_for_files(file: Path) -> None:
     """The value that was meant as a path."""
-    with pytest.raises(CommandError, match=r"'/data/a\.bin', number 0, is no token id: .*for a file use --tokens"):
+    with pytest.raises(CommandError, match=r"'/data/a\.bin', number 1, is no token id: .*for a file use --tokens"):
         tokens_of(None, "/data/a.bin")

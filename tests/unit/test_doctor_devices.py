@@ -236,6 +236,19 @@ def test_without_a_driver_the_remedy_is_that_of_the_place(
     assert found_by(checks, "driver.for_cupy").state is State.SKIPPED
 
 
+def test_without_the_package_nothing_is_said_of_the_driver(
+    machine: MadeUpMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More devices for a container would not mend that; packages.cuda_bindings says what would."""
+
+    def missing() -> None:
+        raise CudaUnavailable("no package", "see elsewhere")
+
+    monkeypatch.setattr(calls, "bindings", missing)
+    finding = found_by(driver.checks(machine.surroundings()), "driver.api")
+    assert (finding.state, finding.found) == (State.SKIPPED, "no package, see packages.cuda_bindings")
+
+
 def test_the_kernel_module_is_told_where_it_is(machine: MadeUpMachine) -> None:
     """Its first line has the version."""
     assert found_by(driver.checks(machine.surroundings()), "driver.module").state is State.SKIPPED

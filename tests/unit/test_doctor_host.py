@@ -210,5 +210,5 @@ def test_memory_that_nobody_owns_is_told_with_its_holders(machine: MadeUpMachine
     finding = found_by(memory.checks(machine.surroundings()), "memory.left_behind")
     assert (finding.state, finding.found) == (
         State.WARN,
-        "processes map 1.0 MiB of arenas whose owner is gone (77: 1048576 bytes (1.0 MiB))",
+        "processes map 1.0 MiB of arenas whose owner is gone, by pid 77: 1048576 bytes (1.0 MiB)",
     )

@@ -155,7 +155,8 @@ class Settings(BaseModel):
         default=100,
         ge=0,
         le=10_000,
-        description='Tenants, and pools, with metrics of their own; the rest are summed under "other".',
+        description="Tenants, pools, engines and pairs of engines with metrics of their own; the rest are summed under "
+        '"other".',
     )
     memory: Annotated[int | Share, BeforeValidator(_size_or_share)] = Field(
         default=parse_size_or_share("80%"),

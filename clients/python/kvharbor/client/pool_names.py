@@ -24,7 +24,8 @@ def pool_not_found(name: str, tenant: str | None = None) -> PoolNotFound:
     """Returns the error for a name that no pool has, of the tenant or of those that the caller may see."""
     of_tenant = "" if tenant is None else f" of tenant {tenant}"
     return PoolNotFound(
-        f"no pool{of_tenant} is named {name!r}: a worker has to open it first, with its layout",
+        f"no pool{of_tenant} is named {name!r}: a worker has to open it first, with its layout; "
+        "`kvharbor stats` shows those that are there",
         metadata={"name": name} | ({} if tenant is None else {"tenant": tenant}),
     )
 

@@ -110,6 +110,7 @@ def _open_pool(target: str, token: str, name: str, *, tenant: str) -> "types_pb2
                 if not request.page_token:
                     raise CommandError(
                         f"no pool of tenant {tenant} is named {name!r}: a worker has to open it first, with its layout"
+                        "; `kvharbor stats` shows those that are there"
                     )
         except grpc.RpcError as failure:
             raise CommandError(f"cannot open pool {name!r}: {failure.details()}") from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvharbor.server.commands.options import ForceOption, require_new
 from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
@@ -21,14 +22,13 @@ def generate_trace(
     per_minute: Annotated[float, typer.Option("--per-minute", min=0.001, help="Conversations that begin.")] = 20.0,
     block_tokens: Annotated[int, typer.Option("--block-tokens", min=1, help="Tokens a block.")] = 64,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same trace.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Writes a made-up trace of conversations of several turns, each behind a system prompt that others have too."""
     from kvharbor.server.traces.generated import Shape, generate
     from kvharbor.server.traces.recording import write
 
-    if file.is_file() and not force:
-        raise CommandError(f"{file} is there already: name another file, or overwrite it with --force")
+    require_new(file, force=force)
     shape = Shape(
         conversation_count=conversations,
         system_prompt_count=system_prompts,

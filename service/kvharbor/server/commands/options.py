@@ -8,6 +8,8 @@ import typer
 from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvharbor.client import Harbor, Namespace
 
 SocketOption = Annotated[
@@ -36,6 +38,7 @@ AdapterOption = Annotated[str, typer.Option("--adapter", help="Part of the names
 SaltFileOption = Annotated[
     str | None, typer.Option("--salt-file", help="Part of the namespace: file with the salt, a secret.")
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
@@ -59,14 +62,18 @@ def tokens_of(tokens: str | None, ids: str | None) -> bytes | list[int]:
     if (tokens is None) == (ids is None):
         raise CommandError("name the tokens with either --tokens or --ids")
     if ids is not None:
-        return _ids(ids, "--ids", "write whole numbers like 1,2,3; for a file use --tokens")
+        return _ids(ids, "--ids", "write whole numbers below 2^32 like 1,2,3; for a file use --tokens")
     data = read_bytes(tokens or "")
     text = _text(data)
-    return (
-        data
-        if text is None
-        else _ids(text, "stdin" if tokens == "-" else str(tokens), "write whole numbers, or the tokens as uint32")
-    )
+    if text is None:
+        return data
+    return _ids(text, "stdin" if tokens == "-" else str(tokens), "write whole numbers below 2^32, or raw uint32")
+
+
+def require_new(file: "Path", *, force: bool) -> None:
+    """Raises CommandError where the file is there already, unless it is to be overwritten."""
+    if file.is_file() and not force:
+        raise CommandError(f"{file} is there already: name another file, or overwrite it with --force")
 
 
 def read_bytes(path: str) -> bytes:
@@ -93,7 +100,7 @@ def _text(data: bytes) -> str | None:
 
 def _ids(text: str, source: str, remedy: str) -> list[int]:
     words = text.replace(",", " ").split()
-    for number, word in enumerate(words):
+    for number, word in enumerate(words, start=1):
         if not re.fullmatch("[0-9]{1,10}", word):
             # One word of it only: what stands where token ids belong may be a prompt.
             raise CommandError(f"{source}: {word[:40]!r}, number {number}, is no token id: {remedy}")

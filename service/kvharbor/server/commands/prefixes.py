@@ -49,6 +49,8 @@ def lookup(
         typer.echo(f"{found.present_tokens} tokens present, {found.cached_tokens} would be reused")
         if found.miss is not None:
             typer.echo(f"behind token {found.miss.present_tokens}: {found.miss}")
+        elif not found.present_tokens:
+            typer.echo("the prompt is shorter than a block, and only whole blocks are shared")
 
 
 def warm(

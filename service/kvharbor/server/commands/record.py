@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvharbor.server.commands.options import PoolArgument, SocketOption, TenantOption, connected
+from kvharbor.server.commands.options import (
+    ForceOption,
+    PoolArgument,
+    SocketOption,
+    TenantOption,
+    connected,
+    require_new,
+)
 from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
@@ -22,6 +29,7 @@ def record(
     for_s: Annotated[
         float | None, typer.Option("--for", min=0.001, max=1e6, help="Seconds after which to end. Unset: when told to.")
     ] = None,
+    force: ForceOption = False,
     tenant: TenantOption = None,
     socket: SocketOption = None,
 ) -> None:
@@ -33,6 +41,7 @@ def record(
     """
     from kvharbor.server.traces.recording import write
 
+    require_new(file, force=force)
     with connected(socket) as harbor, harbor.find_pool(pool, tenant).record() as recording:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: recording.close())
@@ -42,19 +51,33 @@ def record(
             timer.start()
         typer.echo(f"recording pool {pool}; interrupt to end", err=True)
         try:
-            write(file, recording.block_tokens, _requests(recording))
+            write(file, recording.block_tokens, _requests(recording, file))
         except OSError as failure:
             raise CommandError(f"cannot write {file}: {failure.strerror}") from None
 
 
-def _requests(recording: "Recording") -> "Iterator[Recorded]":
+def _requests(recording: "Recording", file: Path) -> "Iterator[Recorded]":
+    """Yields the requests until the recording ends, and tells how many there were, also where the service has gone."""
+    from kvharbor.client import HarborError
     from kvharbor.server.traces.recording import Recorded
 
-    for one in recording:
-        yield Recorded(
-            arrival_ms=round(one.arrival_s * 1000),
-            input_tokens=one.input_tokens,
-            output_tokens=one.output_tokens,
-            duration_ms=round(one.duration_s * 1000),
-            block_hashes=tuple(name.hex() for name in one.block_names),
-        )
+    count = 0
+    try:
+        for one in recording:
+            count += 1
+            yield Recorded(
+                arrival_ms=round(one.arrival_s * 1000),
+                input_tokens=one.input_tokens,
+                output_tokens=one.output_tokens,
+                duration_ms=round(one.duration_s * 1000),
+                block_hashes=tuple(name.hex() for name in one.block_names),
+            )
+    except HarborError:
+        _tell(file, count, recording)
+        raise
+    _tell(file, count, recording)
+
+
+def _tell(file: Path, count: int, recording: "Recording") -> None:
+    # Not on stdout, which may be the file.
+    typer.echo(f"{file}: {count:,} requests, in blocks of {recording.block_tokens}", err=True)

@@ -24,7 +24,7 @@ def serve(
     socket_group: Annotated[_Text, _flag("Group of the sockets.", "that of the process")] = None,
     listen: Annotated[_Text, _flag("HOST:PORT for gRPC over TCP beside the socket; port 0: any.", "none")] = None,
     metrics_listen: Annotated[_Text, _flag("HOST:PORT for Prometheus and probes over HTTP.", "none")] = None,
-    metrics_max_tenants: Annotated[_Text, _flag("Tenants, and pools, with metrics of their own.", "100")] = None,
+    metrics_max_tenants: Annotated[_Text, _flag("Tenants, pools and engines with metrics of their own.", "100")] = None,
     memory: Annotated[_Text, _flag("Memory for all pools: 2GiB, 2GB, or a share of what there is.", "80%")] = None,
     arena: Annotated[_Text, _flag("host, cuda_ipc or cuda_vmm.", "cuda_ipc with devices, else host")] = None,
     devices: Annotated[_Text, _flag("UUIDs of devices for pools, with commas between.", "all visible")] = None,

@@ -37,6 +37,11 @@ def _module(root: Path) -> Outcome:
 
 def _api(around: Surroundings) -> Outcome:
     try:
+        driver.bindings()
+    except CudaUnavailable as unavailable:
+        # Nothing is known of the driver then: giving the container devices would not mend it.
+        return skipped(f"{unavailable.cause}, see packages.cuda_bindings")
+    try:
         driver.init()
     except CudaUnavailable as unavailable:
         return fail(unavailable.cause, f"{GIVE_DEVICES[around.place]}; or use --arena host")

@@ -43,6 +43,6 @@ def _left_behind(root: Path) -> Outcome:
     if not left.held_bytes:
         return ok("no process that this one may look into holds an arena without an owner")
     return warn(
-        f"processes map {format_size(left.held_bytes)} of arenas whose owner is gone ({left.held_by})",
+        f"processes map {format_size(left.held_bytes)} of arenas whose owner is gone, by pid {left.held_by}",
         "they let go when they find the new service; end those that do not",
     )

@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.engines", description=__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS[1:], default=KINDS[1:], help="beside plain ones")
     kinds = (KINDS[0], *parser.parse_args().kinds)
+    busy = load("load_average_before_engines")
     with tempfile.TemporaryDirectory(prefix="kvharbor-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         socket_path = folder / "kvharbor.sock"
@@ -31,7 +32,6 @@ def main() -> None:
         pairs = {kind: Pair(kind, folder, socket_path, stack) for kind in kinds}
         for pair in pairs.values():
             pair.wait_ready()
-        busy = load("load_average_before_engines")
         shared: dict[str, list[Seen]] = {kind: [] for kind in kinds}
         alone: dict[str, list[Seen]] = {kind: [] for kind in kinds}
         for number in range(max(SHARED_ROUNDS, ALONE_ROUNDS)):

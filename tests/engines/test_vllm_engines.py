@@ -42,7 +42,9 @@ def test_the_second_engine_begins_warm_and_says_what_a_plain_one_does(
             for reuse in one.reuses
             if reuse.engine_index != place
         }
-    assert shared == {("vllm", "vllm")}  # each has reused of the other [U2]
+    # Each has reused of the other [U2]; and of the process before, where another test has ended that.
+    assert ("vllm", "vllm") in shared
+    assert shared <= {("vllm", "vllm"), ("vllm", "")}
 
 
 def test_a_decode_step_makes_no_call(engines: tuple[Any, Any, Any]) -> None:

@@ -169,8 +169,9 @@ class SchedulerHalf:
         if found is not None and any(each.refusal is not None for each in found):
             without = [index for index, each in enumerate(found) if each.refusal is not None]
             again = self._acquired([self._chain(requests[index], stores=False) for index in without])
-            for index, each in zip(without, again or (), strict=False):
-                found[index] = each
+            if again is not None:
+                for index, each in zip(without, again, strict=True):
+                    found[index] = each
         for index, request in enumerate(requests):
             admission = _Admission(request, stores=found is not None)
             if found is not None:

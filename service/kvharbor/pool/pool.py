@@ -31,7 +31,7 @@ from kvharbor.pool import (
 from kvharbor.pool.awaiting import Awaited, Outlook
 from kvharbor.pool.block_runs import BlockRun, Chain
 from kvharbor.pool.engines import UNNAMED, Engine
-from kvharbor.pool.errors import InvalidField
+from kvharbor.pool.errors import InvalidField, PoolExhausted
 from kvharbor.pool.events import BlocksStored, Event
 from kvharbor.pool.invariants import check_invariants
 from kvharbor.pool.ledger import Ledger, ledger_bytes
@@ -114,6 +114,10 @@ class Pool:
     def committed_block_count(self) -> int:
         """Blocks published since the pool was made; a waiter may fit once this grows."""
         return self._state.counters.committed_block_count
+
+    def refuse(self, needed_block_count: int) -> PoolExhausted:
+        """Returns the refusal of a request for room that is not even tried, as others have waited for longer. O(1)."""
+        return self._state.refuse(needed_block_count, 0)
 
     # Sessions
 

@@ -16,7 +16,7 @@ from kvharbor.server.errors import ServerError
 from kvharbor.server.owner import PoolOwner
 from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.server.single_flight import SingleFlight
-from kvharbor.server.want_of_room import full, missing, shortage
+from kvharbor.server.want_of_room import missing, shortage
 
 G = TypeVar("G")
 
@@ -101,7 +101,7 @@ class Admission:
     def require_passage(self, application: Application[Any]) -> None:
         """Refuses a newcomer who may not pass those that wait; what can never fit is left to be refused for ever."""
         if not self._may_pass(application):
-            raise full(self._owner.pool, application.block_count)
+            raise self._owner.pool.refuse(application.block_count)
 
     def lacks_room(self, applicant: Applicant, refused: PoolExhausted) -> None:
         """Somebody was refused for want of room, and does not wait for it."""
@@ -190,7 +190,7 @@ class Admission:
         else:
             estimate = application.estimate
             needed_blocks = application.block_count if estimate is None else await owner.run_unbound(estimate)
-            last = full(owner.pool, needed_blocks)
+            last = owner.pool.refuse(needed_blocks)
             if not waits:
                 self.lacks_room(application.applicant, last)
                 raise last

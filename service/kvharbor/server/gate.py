@@ -199,7 +199,8 @@ def conversing(method: Callable[[S, AsyncIterator[Q], Context], Awaitable[None]]
             await method(servicer, requests, context)
         except REFUSALS as refused:
             await abort(context, refused)
-        except grpc.aio.AbortError:
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            # gRPC's own, also where the caller has left in the same moment.
             raise
         except Exception:
             await _abort_unexpected(context, method.__name__)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from google.protobuf import timestamp_pb2
 
-from kvharbor.pool import Adopted, Committed, Extension, Fork, HandedOff, Pool, Prompt, SequenceView
+from kvharbor.pool import Adopted, Awaited, Committed, Extension, Fork, HandedOff, Pool, Prompt, SequenceView
 from kvharbor.pool.errors import InvalidField, PoolError, PoolExhausted, SequenceNotFound
 from kvharbor.pool.steps import Steps
 from kvharbor.server.applications import Application, Patience
@@ -79,6 +79,8 @@ class SequenceOperations:
                 withdrawal.note(granted.number)
                 if arrival is not None:
                     recorder.admitted(arrival, granted)
+            elif isinstance(granted, Awaited):
+                withdrawal.note_wait(granted)
             return granted
 
         admission = opened.served.admission

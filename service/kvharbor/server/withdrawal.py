@@ -4,7 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from kvharbor.pool import BlockRun
+from kvharbor.pool import Awaited, BlockRun
 from kvharbor.pool.steps import Steps
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
@@ -22,10 +22,19 @@ class Withdrawal:
         self._opened = opened
         self._is_named = bool(request_id)
         self._made: list[int] = []
+        self._awaited: Awaited | None = None
+        self._is_over = False
 
     def note(self, *numbers: int) -> None:
         """The call has made these sequences."""
         self._made += numbers
+
+    def note_wait(self, awaited: Awaited) -> None:
+        """The call waits for what another session computes: it does so no more when it is over, however that ends."""
+        if self._is_over:  # before this operation of it
+            self._opened.served.pool.stop_waiting(awaited)
+        else:
+            self._awaited = awaited
 
     def __enter__(self) -> Self:
         return self
@@ -33,6 +42,10 @@ class Withdrawal:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_over = True
+        if (awaited := self._awaited) is not None:
+            owner = self._opened.served.owner
+            owner.call(lambda: owner.pool.stop_waiting(awaited))
         if exc_type is asyncio.CancelledError:
             self.withdraw()
 

@@ -77,11 +77,11 @@ class RequestBlocks:
         """
         with self._lock:
             short = block_count - len(self._spare)
-            self._promised = min(block_count, len(self._spare))
+            # Those too that are still to come: they may be asked back as soon as they are here.
+            self._promised = block_count
         if short > 0 and not self._lease(short, short + min(ahead, MOST_AHEAD)):
             self._promised = 0
             return False
-        self._promised = block_count
         return True
 
     def take(self, block_count: int) -> list[int]:

@@ -45,7 +45,6 @@ class Responses:
             "extend": sequences.extend,
             "commit": sequences.commit,
             "handoff": sequences.handoff,
-            "adopt": sequences.adopt,
             "release": sequences.release,
         }
         conversation.waits_over = self._waits.all_over
@@ -56,6 +55,7 @@ class Responses:
             "invalidate_blocks": self._leasing("invalidate_blocks", block_operations.invalidate_blocks, may_wait=False),
             "allocate": self._allocate,
             "fork": self._simple("fork", sequences.fork, lambda response: response.children),
+            "adopt": self._simple("adopt", sequences.adopt, lambda response: [response.sequence]),
             "cancel_wait": self._cancel_wait,
         }
 

@@ -64,6 +64,8 @@ class FakeOwner:
         self.index: dict[Content, FakeBlock] = {}
         self.generation = 0
         self.evicted_count = 0
+        self.reused_counts: list[int] = []
+        """Of each request that counts as one."""
         self.waiting: list[FakeGrant] = []
         self.lock = threading.RLock()
 
@@ -132,6 +134,8 @@ class FakeOwner:
             return Acquired(refusal=PoolExhausted("full"))
         for block in found:
             block.holders.add(calls)
+        if chain.table_block_count or chain.computes or chain.uses:
+            self.reused_counts.append(len(found))
         return Acquired(self.run(found), self.run(self.fresh(needed, calls)))
 
     def serve(self) -> None:

@@ -63,6 +63,7 @@ class Count(IntEnum):
     DECODED_TOKENS = 32
     DECODED_BLOCKS_VERIFIED = 33
     LOST_BLOCKS = 34
+    ENGINE_STOOD_BACK = 35
 
 
 class Board:

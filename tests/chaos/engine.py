@@ -165,11 +165,15 @@ class Engine:
             # For some it leases one ahead, about some it only asks.
             table_block_count=self._chance.choice((block_count, block_count, block_count + 1, 0)),
             computes=self._chance.random() < 0.5,
+            unless_pending=self._chance.random() < 0.5,
             **content(tokens, namespace, 0, block_count),
         )
 
     def _take(self, asked: Asked, given: Acquired) -> None:
         self._tally(Count.ENGINE_PENDING_SEEN, given.pending is not None)
+        if given.stands_back:
+            self._tally(Count.ENGINE_STOOD_BACK)
+            return
         self._tally(Count.ENGINE_LEASED_BLOCKS, len(given.leased))
         table = self._tables.add(*asked, given.held, given.leased)
         if table is not None:

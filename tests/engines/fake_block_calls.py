@@ -151,6 +151,10 @@ class FakeBlockCalls:
                 break
             held.append(found)
             parent = found
+        missing = keys[len(held) :]
+        pending = self._pending(chain, missing)
+        if chain.unless_pending and pending is not None:
+            return Acquired(pending=pending)
         lacking = max(0, chain.table_block_count - len(held))
         if chain.table_block_count > len(owner.blocks) - 1:
             return Acquired(refusal=RequestTooLarge("larger than the pool"))
@@ -160,20 +164,19 @@ class FakeBlockCalls:
         owner.counters["hits"] += len(held)
         self.direct.update(held)
         leased = owner.take(self, lacking, set(held))
-        return Acquired(held=_run(held), leased=_run(leased), pending=self._pending(chain, keys[len(held) :]))
+        if pending is None and chain.computes:
+            self.committed = next(owner.clock)
+            owner.computing.update(((self._namespace(chain), key), self) for key in missing)
+        return Acquired(held=_run(held), leased=_run(leased), pending=pending)
 
     def _pending(self, chain: Chain, keys: list[bytes]) -> Pending | None:
-        """What another session computes behind what is there; what nobody does is marked as this one's, if it does."""
+        """What another session computes behind what is there, and gets on with."""
         if not keys or not self.tells_pending:
             return None
-        marks, now = self.owner.computing, next(self.owner.clock)
-        namespace = self._namespace(chain)
-        session = marks.get((namespace, keys[0]), self)
-        if session is not self and (session.computing.is_under_way or now - session.committed < IDLE):
+        session = self.owner.computing.get((self._namespace(chain), keys[0]), self)
+        idle = next(self.owner.clock) - session.committed
+        if session is not self and (session.computing.is_under_way or idle < IDLE):
             return Pending(len(keys), "another", 0.0)
-        if chain.computes:
-            self.committed = now
-            marks.update(((namespace, key), self) for key in keys)
         return None
 
     def _namespace(self, chain: Chain | CommitChain) -> tuple[Any, ...]:

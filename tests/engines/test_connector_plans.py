@@ -285,11 +285,14 @@ def test_a_pool_without_room_still_gives_what_it_has(rng: random.Random) -> None
 
 
 def test_roles_take_or_give_only(rng: random.Random) -> None:
-    """A consumer leases and writes nothing; a producer finds nothing, but knows what need not be stored again."""
+    """A consumer leases and writes nothing; a producer finds nothing, but knows what need not be stored again.
+
+    What it finds so counts as no reuse.
+    """
     owner = FakeOwner(20, 1, 1)
     pool_bytes: dict[int, bytes] = {}
     keys = [rng.randbytes(32) for _ in range(5)]
-    for roles, found, stored in (({"loads": False}, 0, 5), ({"loads": False}, 0, 5), ({"stores": False}, 16, 5)):
+    for roles, found, counted in (({"loads": False}, 0, []), ({"loads": False}, 0, []), ({"stores": False}, 16, [4])):
         engine = Engine(owner, pool_bytes, **roles)
         asked = Request("a", keys, 20)
         engine.admit(asked)
@@ -297,7 +300,8 @@ def test_roles_take_or_give_only(rng: random.Random) -> None:
         while asked.num_computed_tokens < 20:
             engine.step(rng)
             engine.arrive()
-        assert len(owner.index) == stored
+        assert len(owner.index) == 5
+        assert owner.reused_counts == counted
         engine.end("a")
         engine.arrive()
         assert engine.calls.held() == []

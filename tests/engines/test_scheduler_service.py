@@ -29,6 +29,32 @@ def two_pools(service: ServiceProcess, name: str) -> Iterator[list[Pool]]:
         yield [harbor.open_pool(name, LAYOUT, BLOCK_COUNT * 2 * PAGE_BYTES) for harbor in (first, second)]
 
 
+def test_a_request_counts_once_however_long_it_stands_back(engine_service: ServiceProcess) -> None:
+    """[W8] The one that computes with nothing reused, the one that stood back with all that was computed."""
+    world, tokens = World(), [*range(15 * BLOCK_TOKENS)]
+    with two_pools(engine_service, "stands-back") as pools:
+        first, second = (
+            Engine(name, world, pool.blocks, vllm_config(asynchronous=False), BLOCK_COUNT)
+            for name, pool in zip("ab", pools, strict=True)
+        )
+        first.add("computes", tokens, 4)
+        first.step()
+        second.add("stands back", tokens, 4)
+        step_count = 0
+        while "stands back" not in second.cached:
+            second.step()
+            step_count += 1
+            if not step_count % 50:
+                first.step()
+        while first.busy or second.busy:
+            first.step()
+            second.step()
+        assert second.cached["stands back"] == 14 * BLOCK_TOKENS
+        counters = pools[0].stats().counters
+    assert (counters.allocate_count, counters.prompt_token_count) == (2, 2 * 14 * BLOCK_TOKENS)
+    assert counters.reused_token_count == 14 * BLOCK_TOKENS
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("killed", [False, True], ids=["", "service killed"])
 def test_churn_on_the_service(engine_service: ServiceProcess, asynchronous: bool, killed: bool) -> None:

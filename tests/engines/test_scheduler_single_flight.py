@@ -1,14 +1,23 @@
 """What another engine is computing is waited for, and computed once."""
 
+from typing import Any
+
 import pytest
 
 from engines.churn import Churn
 from engines.fake_block_calls import IDLE
+from kvharbor.client import Acquired, Chain, Pending
 from kvharbor.engines.vllm import admission
 
 pytestmark = pytest.mark.timeout(300)
 
 KINDS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+@pytest.fixture(autouse=True)
+def asks_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stands back does: to the service here time passes by calls."""
+    monkeypatch.setattr(admission, "STAND_BACK_S", 0.0)
 
 
 def told(*, asynchronous: bool) -> Churn:
@@ -32,15 +41,43 @@ def test_a_prompt_that_another_engine_computes_is_computed_once(asynchronous: bo
     while "goes on" not in second.cached:
         second.step()
     assert "waits" not in second.cached
+    while "waits" not in second.cached:
+        first.step()
+        second.step()
+    assert not second.scheduler._admission.is_busy
     churn.drain()
     churn.check()
     assert second.cached["waits"] == 240
 
 
 @KINDS
-def test_a_step_that_lasts_is_waited_for(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_who_stand_back_keep_nobody_out_of_a_step(asynchronous: bool) -> None:
+    """However many they are, and though each would fill one."""
+    churn = told(asynchronous=asynchronous)
+    engine = churn.engines[1]
+    for number in range(6):
+        churn.ask(f"waits{number}", engine, [number] * 100, 4)
+    computed = {engine.scheduler.requests[f"waits{number}"].block_hashes[0] for number in range(6)}
+    churn.ask("goes on", engine, [*range(100, 140)], 4)
+    calls: Any = engine.calls
+    try_chain = calls.try_chain
+
+    def others_compute(chain: Chain) -> Acquired:
+        stands_back = chain.unless_pending and chain.keys[:32] in computed
+        return Acquired(pending=Pending(96, "another", 0.0)) if stands_back else try_chain(chain)
+
+    calls.try_chain = others_compute
+    for _ in range(3):
+        engine.step()
+    assert set(engine.cached) == {"goes on"}
+    calls.try_chain = try_chain
+    churn.drain()
+    churn.check()
+
+
+@KINDS
+def test_a_step_that_lasts_is_waited_for(asynchronous: bool) -> None:
     """[E17] Until it is over, however long it takes, and though nothing is committed meanwhile."""
-    monkeypatch.setattr(admission, "PROBE_S", 0.0)
     churn = told(asynchronous=asynchronous)
     first, second = churn.engines
     tokens = [*range(246)]

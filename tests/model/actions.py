@@ -125,6 +125,7 @@ ACTIONS = [
             "extras": EXTRAS,
             "more": [0, 0, 1, 2, 3],
             "computes": YES_OR_NO,
+            "unless_pending": [True, False, False, False],
         },
     ),
     Action("lease", 2, lambda world: world.idle(), {"which": WHICH, "least": range(4), "more": range(3)}),

@@ -26,8 +26,16 @@ def keys(names: Iterable[object], before: Iterable[object] = ()) -> Chain:
     return Chain(keys=b"".join(found), scheme="test/sha256")
 
 
-def acquire(pool: Pool, chain: Chain, table: int = 0, session: int = 1, *, computes: bool = False) -> Acquired:
-    return finish(pool.acquire(session, chain, table, computes=computes))
+def acquire(
+    pool: Pool,
+    chain: Chain,
+    table: int = 0,
+    session: int = 1,
+    *,
+    computes: bool = False,
+    unless_pending: bool = False,
+) -> Acquired:
+    return finish(pool.acquire(session, chain, table, computes=computes, unless_pending=unless_pending))
 
 
 def lease(pool: Pool, count: int, session: int = 1) -> BlockRun:

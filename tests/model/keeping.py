@@ -12,6 +12,7 @@ from workers import Own, Reader, Stamp, Worker, extra_keys
 from kvharbor.pool import Acquired, BlockRun, Chain, Commit, Committed, Invalidated, Shadow
 from kvharbor.pool.errors import BlockHeld
 from kvharbor.pool.steps import finish
+from kvharbor.pool.writers import PATIENCE_S
 
 SCHEMES = ["", "", "test/chained"]
 NO_BLOCKS = BlockRun(array("I"), array("Q"))
@@ -82,7 +83,14 @@ class Keeping(Interleaving):
     # Calls
 
     def acquire(
-        self, which: int, scheme: str, tokens: list[int], extras: dict[int, bytes], more: int, computes: bool
+        self,
+        which: int,
+        scheme: str,
+        tokens: list[int],
+        extras: dict[int, bytes],
+        more: int,
+        computes: bool,
+        unless_pending: bool,
     ) -> None:
         worker = self.idle()[which % len(self.idle())]
         size, prefix = self.block_tokens, tuple(tokens)
@@ -90,7 +98,9 @@ class Keeping(Interleaving):
         extras = {} if scheme else {place: value for place, value in extras.items() if place < count * size}
 
         def ended(found: Acquired) -> None:
-            if more:
+            if found.is_empty and unless_pending and found.pending is not None:
+                assert found.pending.idle_s < PATIENCE_S, "[W8]"
+            elif more:
                 assert len(found.held) + len(found.leased) == max(len(found.held), count + more - 1)
             else:
                 assert not len(found.leased)
@@ -101,7 +111,13 @@ class Keeping(Interleaving):
                 self.know(worker.own[block], self.stamp(worker, scheme, prefix, index, extras), prefix, index, extras)
 
         table = count + more - 1 if more else 0
-        steps = self.pool.acquire(worker.session, self.chain(scheme, prefix, 0, extras), table, computes=computes)
+        steps = self.pool.acquire(
+            worker.session,
+            self.chain(scheme, prefix, 0, extras),
+            table,
+            computes=computes,
+            unless_pending=unless_pending,
+        )
         self.begin(worker, steps, ended, FULL)
 
     def lease(self, which: int, least: int, more: int) -> None:

@@ -59,7 +59,7 @@ class Live:
     """A sequence that its session holds."""
 
     view: SequenceView
-    token_count: int
+    tokens: bytes
     computed: int
 
 
@@ -74,6 +74,7 @@ class NaiveEngines:
         self.last_session = 0
         self.clock = 0
         self.told_together = 0
+        self.stood_back = 0
         self.reuses: Counter[str] = Counter()
         self.sessions: dict[int, tuple[str, One]] = {}
         self.names: dict[int, Engine] = {}
@@ -143,7 +144,7 @@ class NaiveEngines:
             self.after(session)
             return
         self.count(session, salt, tokens, len(tokens) // 4, view.cached_tokens // BLOCK_TOKENS)
-        self.live.append(Live(view, len(tokens) // 4, view.cached_tokens))
+        self.live.append(Live(view, tokens, view.cached_tokens))
         self.after(session)
 
     def commit(self, one: Live, computed: int) -> None:
@@ -166,16 +167,23 @@ class NaiveEngines:
         except (PoolExhausted, RequestTooLarge):
             self.after(session)
             return
-        held = acquired.held
+        held, leased = acquired.held, acquired.leased
+        if "unless_pending" in asked and not len(held) and not len(leased):
+            assert acquired.pending is not None
+            self.stood_back += 1
+            self.after(session)
+            return
         if asked:
             self.count(session, b"", tokens, block_count * BLOCK_TOKENS, len(held))
         rest = tokens[4 * BLOCK_TOKENS * len(held) :]
         if asked.get("computes") and rest:
             try:
-                own = finish(self.pool.lease(session, block_count - len(held), block_count - len(held)))
+                count = block_count - len(held)
+                own = leased if len(leased) else finish(self.pool.lease(session, count, count))
             except PoolExhausted:
                 own = None
             if own is not None:
+                self.after(session)  # what had to make room has gone, perhaps a part of this that was too short to hold
                 parent = part(held, max(len(held) - 1, 0))
                 finish(self.pool.commit_blocks(session, parent, own, Chain(token_ids=rest)))
                 self.after(session)
@@ -299,7 +307,9 @@ def _step(world: NaiveEngines, chance: random.Random) -> None:
     letters = [chance.randint(1, 2) for _ in range(4)]
     tokens = encode(letters[at // BLOCK_TOKENS] for at in range(chance.choice((4, 8, 12, 13))))
     sessions = [*world.sessions]
-    deed = chance.choice((*("open", "end") * 2, "evict", "restart", *("allocate", "commit", "release", "blocks") * 5))
+    deed = chance.choice(
+        (*("open", "end") * 2, "evict", "restart", *("allocate", "commit", "release", "blocks", "stand back") * 5)
+    )
     match deed:
         case "open" if len(sessions) < 6:
             world.open(chance.choice("tu"), chance.choice(NAMES))
@@ -309,12 +319,18 @@ def _step(world: NaiveEngines, chance: random.Random) -> None:
             world.allocate(chance.choice(sessions), chance.choice((b"", b"s")), tokens)
         case "commit" if world.live:
             one = chance.choice(world.live)
-            world.commit(one, chance.randint(0, one.token_count))
+            world.commit(one, chance.randint(0, len(one.tokens) // 4))
         case "release" if world.live:
             world.release(chance.choice(world.live))
         case "blocks" if sessions:
             asked = chance.choice(({}, {"uses": True}, {"computes": True}))
             world.serve_blocks(chance.choice(sessions), tokens, asked)
+        case "stand back" if world.live:
+            # Mostly another session is computing it.
+            tokens = chance.choice(world.live).tokens
+            table = len(tokens) // (4 * BLOCK_TOKENS)
+            stands_back = {"computes": True, "table_block_count": table, "unless_pending": True}
+            world.serve_blocks(chance.choice(sessions), tokens, stands_back)
         case "evict" if not chance.randrange(4):
             world.evict_unheld()
         case "restart" if not chance.randrange(3):

@@ -17,3 +17,4 @@ def test_each_engine_is_told_with_what_it_reuses_of_whom(most: int, monkeypatch:
     reuses = sum((world.reuses for world in worlds), Counter[str]())
     assert min(reuses["own"], reuses["other"], reuses["earlier"]) > 20
     assert (sum(world.told_together for world in worlds) > 20) == (most < 64)
+    assert sum(world.stood_back for world in worlds) > 10

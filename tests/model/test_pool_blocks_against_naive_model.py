@@ -12,9 +12,9 @@ from naive import DoesNotFit, Path
 from naive_blocks import HeldByOthers, NaiveBlocks
 from test_pool_against_naive_model import BLOCK_TOKENS, BLOCKS, NAMESPACES, PoolMachine, encode
 
-from kvharbor.pool import BlockRun, Chain
+from kvharbor.pool import Acquired, BlockRun, Chain
 from kvharbor.pool.errors import BlockHeld, PoolExhausted
-from kvharbor.pool.steps import finish
+from kvharbor.pool.steps import Steps, finish
 
 # Whole blocks.
 CONTENTS = st.lists(st.sampled_from([(1, 1), (1, 2), (2, 1)]), max_size=4)
@@ -67,14 +67,21 @@ class BlockMachine(PoolMachine):
     def acquire(self, which: int, contents: list[tuple[int, int]], namespace: str, table: int) -> None:
         session = self.session_of(which)
         tokens = [token for content in contents for token in content]
-        steps = self.pool.acquire(session, chain_of(namespace, contents), table)
+        self.run_acquire(
+            session, namespace, tokens, table, self.pool.acquire(session, chain_of(namespace, contents), table)
+        )
+
+    def run_acquire(
+        self, session: int, namespace: str, tokens: list[int], table: int, steps: Steps[Acquired]
+    ) -> Acquired | None:
+        """An ordinary acquire, in both worlds; None if it does not fit."""
         try:
             held_count, leased_count = self.naive.acquire(session, namespace, tokens, table)
         except DoesNotFit:
             self.rematch_recency(namespace, tokens, len(tokens))
             with pytest.raises(PoolExhausted):
                 finish(steps)
-            return
+            return None
         found = finish(steps)
         assert (len(found.held), len(found.leased)) == (held_count, leased_count)
         paths = self.naive.paths(namespace, tokens)
@@ -82,6 +89,7 @@ class BlockMachine(PoolMachine):
             self.kept[session][block].path = path
             self.read_block(block, path)
         self.take(session, found.leased)
+        return found
 
     @rule(which=WHICH, least=st.integers(0, 4), more=st.integers(0, 4))
     def lease(self, which: int, least: int, more: int) -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 from naive import DoesNotFit, NaiveSequence
-from test_pool_against_naive_model import BLOCK_TOKENS, Live, PoolMachine, encode
+from test_pool_against_naive_model import BLOCK_TOKENS, Live, encode
+from test_pool_blocks_against_naive_model import BlockMachine
 
-from kvharbor.pool import Awaited, Outlook, Prompt, SequenceView
+from kvharbor.pool import Acquired, Awaited, Chain, Outlook, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.steps import finish
@@ -30,8 +31,8 @@ PROMPTS = [[first] * length + end for first in (1, 2, 3) for length in (3, 5, 8)
 WALKS = int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "60")) // 4
 
 
-class Flights(PoolMachine):
-    """[W1] to [W7] after every call of a walk of chance; what other calls do is the other test's."""
+class Flights(BlockMachine):
+    """[W1] to [W8] after every call of a walk of chance; what other calls do is the other tests'."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -44,6 +45,8 @@ class Flights(PoolMachine):
         """Does something, so many times, and checks everything after each."""
         acts = {
             self.ask_for_some: 8,
+            self.ask_for_blocks: 5,
+            self.give_blocks_back: 4,
             self.commit_some: 6,
             self.end_one: 4,
             self.hand_one_over: 1,
@@ -68,6 +71,32 @@ class Flights(PoolMachine):
         tokens = self.chance.choice(PROMPTS)
         limit = self.chance.choice([len(tokens) - 1, len(tokens) - 1, len(tokens), 4, 0])
         self.ask(self.chance.choice(self.sessions), list(tokens), min(limit, len(tokens)), self.chance.random() < 0.5)
+
+    def ask_for_blocks(self) -> None:
+        """[W8] By a session that keeps tables of its own. It says of nothing that it computes it."""
+        session, tokens = self.chance.choice(self.sessions), list(self.chance.choice(PROMPTS))
+        del tokens[len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS :]
+        table, stands_back = self.chance.randint(0, 3), self.chance.random() < 0.7
+        matched = self.naive.present("", tokens)
+        others = self.others(session, tokens, matched, len(tokens))
+        before = self.pool.stats().counters
+        steps = self.pool.acquire(
+            session, Chain(token_ids=encode(tokens)), table, uses=True, unless_pending=stands_back
+        )
+        if stands_back and self.is_worth_waiting(session, tokens, matched, len(tokens)):
+            self.rematch_recency("", tokens, len(tokens))
+            found = finish(steps)
+            assert found.is_empty
+            assert self.pool.stats().counters == before, "[W8] what is given nothing counts as a request"
+            self.check_pending(found, others, tokens, matched, len(tokens))
+            return
+        given = self.run_acquire(session, "", tokens, table, steps)
+        if given is not None:
+            assert self.pool.stats().counters.allocate_count == before.allocate_count + 1
+            self.check_pending(given, others, tokens, matched, len(tokens))
+
+    def give_blocks_back(self) -> None:
+        self.release_blocks(self.chance.randrange(3), self.chance.sample(range(12), 6))
 
     def commit_some(self) -> None:
         one = self.lively()
@@ -150,7 +179,7 @@ class Flights(PoolMachine):
         return not computes_itself and any(self.is_alive(one) for one in others)
 
     def check_pending(
-        self, view: SequenceView, others: list[NaiveSequence], tokens: list[int], matched: int, limit: int
+        self, view: SequenceView | Acquired, others: list[NaiveSequence], tokens: list[int], matched: int, limit: int
     ) -> None:
         """[W2] What is told is true of a writer of the session that is named, and of a live one if there is any."""
         if view.pending is None:
@@ -216,5 +245,5 @@ class Flights(PoolMachine):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(max(WALKS, 1)))
 def test_a_walk_of_chance_agrees_with_the_model(seed: int) -> None:
-    """[W1] to [W7] hold, and who waits is who has to."""
+    """[W1] to [W8] hold, and who waits is who has to."""
     Flights(seed).walk(400)

@@ -7,7 +7,7 @@ import pytest
 from block_calls import NONE, acquire, backwards, commit, invalidate, keys, lease, part, publish, release, tokens
 from calls import allocate, classes, new_pool, span
 
-from kvharbor.pool import Commit, Pool
+from kvharbor.pool import Commit, Pending, Pool
 from kvharbor.pool.errors import BlockNotHeld, InvalidField
 from kvharbor.pool.invalidation import MAX_SUBTREE
 from kvharbor.pool.steps import Steps, finish
@@ -83,6 +83,29 @@ def test_a_long_match_is_taken_over_slice_by_slice() -> None:
     pending = acquire(pool, marked).pending
     assert pending is not None
     assert pending.session == 2
+
+
+def test_a_long_chain_that_stands_back_gives_its_match_back_in_slices() -> None:
+    """[W8] Also where its caller goes away in the midst of it."""
+    pool = new()
+    own = publish(pool, keys(NAMES), 40)
+    release(pool, backwards(own))
+    computing = acquire(pool, keys([*NAMES, "next"]), 41, computes=True)
+    marked, before = keys([*NAMES, "next", "more"]), (classes(pool.stats()), pool.stats().counters)
+    found, count = sliced(pool, pool.acquire(2, marked, 42, computes=True, unless_pending=True))
+    assert found.is_empty
+    assert found.pending == Pending(4, 1, 0.0)
+    assert count > 8
+    assert (classes(pool.stats()), pool.stats().counters) == before
+    for gone_after in range(1, count):
+        steps = pool.acquire(2, marked, 42, unless_pending=True)
+        for _ in range(gone_after):
+            next(steps)
+        steps.close()
+        pool.check_invariants()
+        assert (classes(pool.stats()), pool.stats().counters) == before
+    release(pool, backwards(computing.held))
+    assert len(acquire(pool, marked, 42, session=2, unless_pending=True).leased) == 2
 
 
 def test_a_chain_that_lingers_goes_in_slices() -> None:

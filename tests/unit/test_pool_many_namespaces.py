@@ -9,7 +9,7 @@ from restarts import SESSIONS, Restarts
 
 from kvharbor.pool import POLICIES, Pool
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 COUNT = 10_000
 TOKENS = span(1, 8)

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from test_single_flight_against_naive_model import Flights
 
-from kvharbor.pool import Pool, invariants, lifecycle, writers
+from kvharbor.pool import Pool, acquisition, invariants, lifecycle, writers
 from kvharbor.pool.awaiting import Awaiting, Outlook
 from kvharbor.pool.errors import PoolExhausted
+from kvharbor.pool.results import Pending
 from kvharbor.pool.sequence import Sequence
+from kvharbor.pool.state import State
 from kvharbor.pool.writers import Writer, Writers
 
 
@@ -119,6 +121,57 @@ def arrived_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writers, "look_again", rosy)
 
 
+def takes_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W8] Nobody stands back."""
+    monkeypatch.setattr(Writers, "worth_waiting_for", lambda *_: None)
+
+
+def stands_back_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W4] [W8] A session that computes a block stands back for another that does."""
+
+    def pending_or_not(self: Writers, writer: Writer, reusable_blocks: int, now: float) -> Pending | None:
+        pending = self.pending(writer, reusable_blocks, now)
+        return None if pending is None or pending.idle_s >= writers.PATIENCE_S else pending
+
+    monkeypatch.setattr(Writers, "worth_waiting_for", pending_or_not)
+
+
+def stands_back_for_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W5] [W8] Whoever has stalled is left to it."""
+
+    def pending_from_others(self: Writers, writer: Writer, reusable_blocks: int, now: float) -> Pending | None:
+        is_own = writer.session in self.by_key.get(self.key_of(writer) or b"", ())
+        return None if is_own else self.pending(writer, reusable_blocks, now)
+
+    monkeypatch.setattr(Writers, "worth_waiting_for", pending_from_others)
+
+
+def standing_back_is_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W8] What is given nothing counts."""
+    look = acquisition._pending_elsewhere
+
+    def counted(state: State, carrier: Sequence, *of: Any) -> Pending | None:
+        pending = look(state, carrier, *of)
+        if pending is not None:
+            state.count_request(state.session(carrier.session), state.block_tokens, [])
+        return pending
+
+    monkeypatch.setattr(acquisition, "_pending_elsewhere", counted)
+
+
+def holds_what_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[W8] What is there is held by who stands back."""
+    look = acquisition._pending_elsewhere
+
+    def held(state: State, carrier: Sequence, run: list[int], *of: Any) -> Pending | None:
+        pending = look(state, carrier, run, *of)
+        if pending is not None and not carrier.table:
+            state.blocks.hold(state.sessions[carrier.session].blocks.add(run, carrier.chain_node))
+        return pending
+
+    monkeypatch.setattr(acquisition, "_pending_elsewhere", held)
+
+
 MUTANTS = [
     stays_where_it_entered,
     lost_and_still_there,
@@ -133,6 +186,11 @@ MUTANTS = [
     signs_without_end,
     waiters_know_of_no_sign,
     arrived_without_it,
+    takes_what_is_pending,
+    stands_back_for_itself,
+    stands_back_for_the_dead,
+    standing_back_is_a_request,
+    holds_what_it_leaves,
 ]
 
 

@@ -79,6 +79,7 @@ class BlockChain(google.protobuf.message.Message):
     TABLE_BLOCK_COUNT_FIELD_NUMBER: builtins.int
     COMPUTES_FIELD_NUMBER: builtins.int
     USES_FIELD_NUMBER: builtins.int
+    UNLESS_PENDING_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """32 bytes a block, where the namespace has a scheme."""
     token_ids: builtins.bytes
@@ -91,11 +92,20 @@ class BlockChain(google.protobuf.message.Message):
     """The caller computes and commits what is missing: others are told that it is
     pending, until it is committed or nothing has been for 2 s (see
     ComputingRequest). Not so where `pending` tells the caller of another that
-    does: it may wait for that, and asks anew when it computes it after all.
+    does.
     """
     uses: builtins.bool
     """The caller uses what is held for a request. A chain that neither uses, nor
     computes, nor leases only asks: it is no request in Stats.
+    """
+    unless_pending: builtins.bool
+    """The caller lets others finish. Where another session, and not its own,
+    computes what comes behind the blocks that are there, and was heard of in the
+    last 2 s, the chain is given nothing: `pending` alone tells, and the chains
+    behind it are served. It takes no room, has no place among those that wait
+    for some (one that has waited leaves), is no request in Stats, and nobody is
+    told that the caller computes. To be asked anew a little later, until what was
+    pending is there, or is the caller's to compute.
     """
     @property
     def namespace(self) -> kvharbor.v1.types_pb2.NamespaceKey:
@@ -115,9 +125,10 @@ class BlockChain(google.protobuf.message.Message):
         table_block_count: builtins.int = ...,
         computes: builtins.bool = ...,
         uses: builtins.bool = ...,
+        unless_pending: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["namespace", b"namespace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computes", b"computes", "extra_keys", b"extra_keys", "keys", b"keys", "namespace", b"namespace", "table_block_count", b"table_block_count", "token_ids", b"token_ids", "uses", b"uses"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computes", b"computes", "extra_keys", b"extra_keys", "keys", b"keys", "namespace", b"namespace", "table_block_count", b"table_block_count", "token_ids", b"token_ids", "unless_pending", b"unless_pending", "uses", b"uses"]) -> None: ...
 
 Global___BlockChain: typing_extensions.TypeAlias = BlockChain
 
@@ -170,7 +181,9 @@ class AcquireResult(google.protobuf.message.Message):
 
     @property
     def pending(self) -> kvharbor.v1.cache_service_pb2.Pending:
-        """What another session is computing right behind the held blocks."""
+        """What another session is computing right behind the held blocks; with neither
+        `held` nor `leased` of a chain `unless_pending`, behind those that are there.
+        """
 
     def __init__(
         self,

@@ -5,12 +5,12 @@ the session's set takes it over.
 """
 
 from kvharbor.pool import validate
-from kvharbor.pool.allocation import match_and_claim, refuse_too_large
+from kvharbor.pool.allocation import claim_match, hold_match, refuse_too_large
 from kvharbor.pool.block_runs import BlockRun, Chain
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.marks import Mark
 from kvharbor.pool.release import give_back, take_down
-from kvharbor.pool.results import Acquired
+from kvharbor.pool.results import Acquired, Pending
 from kvharbor.pool.sequence import Sequence, Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
@@ -19,11 +19,19 @@ from kvharbor.pool.writers import PATIENCE_S
 
 
 def acquire(
-    state: State, session: int, chain: Chain, table_block_count: int, *, computes: bool, uses: bool
+    state: State,
+    session: int,
+    chain: Chain,
+    table_block_count: int,
+    *,
+    computes: bool,
+    uses: bool,
+    unless_pending: bool,
 ) -> Steps[Acquired]:
     """Holds what is there of a chain and leases the rest of its table. Nothing stays held or evicted on failure.
 
-    One that is granted counts as a request with the tokens of the chain, unless it only asks.
+    One that is granted counts as a request with the tokens of the chain, unless it only asks. One `unless_pending` is
+    given nothing where that is worth waiting for [W8].
     """
     block_count = validate.chain(chain, state.block_tokens)
     _check_count("table_block_count", table_block_count, 0)
@@ -38,7 +46,13 @@ def acquire(
     contents = chain.keys if namespace.is_opaque else chain.token_ids
     state.in_flight.add(carrier)
     try:
-        yield from match_and_claim(state, carrier, contents, block_count, table_block_count)
+        run = yield from hold_match(state, carrier, contents, block_count)
+        if unless_pending:
+            elsewhere = _pending_elsewhere(state, carrier, run, contents, block_count)
+            if elsewhere is not None:
+                yield from _shorten(state, carrier)
+                return Acquired(state.run(()), state.run(()), elsewhere, state.run(()))
+        claim_match(state, carrier, run, contents, block_count, table_block_count)
         held = carrier.table.copy()
         carrier.tail = bytearray(contents[state.writers.content_bytes(namespace) * len(held) :])
         pending = state.writers.pending(carrier, block_count, state.now)
@@ -54,17 +68,15 @@ def acquire(
         if is_writer and len(held) < block_count:
             _mark(state, carrier, len(held))
         state.writers.remove(carrier)
-        while len(carrier.table) > state.slice_blocks:
-            give_back(state, carrier, len(carrier.table) - state.slice_blocks)
-            yield
+        yield from _shorten(state, carrier)
     finally:
         # After a success little is left of it but its use of the namespace.
         take_down(state, carrier)
     if table_block_count or computes or uses:  # else it was only asked, perhaps again and again
         state.count_request(owner, block_count * state.block_tokens, held)
     leased = yield from _lease(state, owner, max(table_block_count - len(held), 0), held[-1] if held else None)
-    run = state.run(held)
-    return Acquired(run, leased, pending, run if len(added) == len(held) else state.run(added))
+    table = state.run(held)
+    return Acquired(table, leased, pending, table if len(added) == len(held) else state.run(added))
 
 
 def lease(state: State, session: int, least: int, want: int) -> Steps[BlockRun]:
@@ -89,6 +101,27 @@ def _lease(state: State, owner: Session, count: int, after: int | None) -> Steps
     leased, held.fresh = held.fresh, []
     held.leased.update(leased)
     return state.run(leased)
+
+
+def _pending_elsewhere(
+    state: State, carrier: Sequence, run: list[int], contents: bytes, block_count: int
+) -> Pending | None:
+    """Tells what another session computes of a chain, behind what a carrier and a run have of it [W8]."""
+    node, depth = run[-1] if run else carrier.chain_node, len(carrier.table) + len(run)
+    size = state.writers.content_bytes(carrier.namespace)
+    content = contents[size * depth : size * (depth + 1)] + carrier.extras.get(depth, b"")
+    if not state.writers.is_computed(node, content):
+        return None
+    tail = bytearray(contents[size * depth :])
+    ahead = Mark(carrier.session, carrier.namespace, node, depth, tail, carrier.extras)
+    return state.writers.worth_waiting_for(ahead, block_count, state.now)
+
+
+def _shorten(state: State, carrier: Sequence) -> Steps[None]:
+    """Gives back what a carrier holds but for a slice, slice by slice."""
+    while len(carrier.table) > state.slice_blocks:
+        give_back(state, carrier, len(carrier.table) - state.slice_blocks)
+        yield
 
 
 def _share(state: State, owner: Session, carrier: Sequence) -> Steps[None]:

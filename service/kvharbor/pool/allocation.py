@@ -8,7 +8,7 @@ available, so no eviction can hit the sequence's own prefix.
 from array import array
 from dataclasses import replace
 
-from kvharbor.pool import explain, validate
+from kvharbor.pool import explain, tables, validate
 from kvharbor.pool.awaiting import Awaited
 from kvharbor.pool.errors import CursorOutOfRange, RequestIdReused, RequestTooLarge
 from kvharbor.pool.release import take_down
@@ -85,6 +85,7 @@ def allocate(
     block_count = -(-(token_count + reserve_tokens) // block_tokens)
     refuse_too_large(state, block_count)
     validate.table("reserve_tokens", reserve_tokens, block_count, "reserve less")
+    tables.refuse_if_full(state, owner, block_count)
 
     extras = _extras(prompt, block_tokens)
     namespace = state.namespaces.use(owner.tenant, prompt.version, prompt.adapter, prompt.salt)
@@ -126,7 +127,10 @@ def admit(
     """
     state.in_flight.add(sequence)
     try:
-        yield from match_and_claim(state, sequence, token_ids, reusable_blocks, block_count, waits=waits)
+        run = yield from hold_match(state, sequence, token_ids, reusable_blocks)
+        if waits:
+            _stand_back(state, sequence, run, token_ids, reusable_blocks)
+        claim_match(state, sequence, run, token_ids, reusable_blocks, block_count)
     except BaseException:
         # GeneratorExit too: the caller went away while the match was held.
         take_down(state, sequence)
@@ -140,40 +144,11 @@ def admit(
     return pending
 
 
-def match_and_claim(
-    state: State, sequence: Sequence, contents: bytes, reusable_blocks: int, block_count: int, *, waits: bool = False
-) -> Steps[None]:
-    """Holds what is there of a new sequence's contents and claims room for the rest of its table, both or neither.
-
-    What it holds on failure is for `take_down`.
-    """
-    run = yield from hold_match(state, sequence, contents, reusable_blocks)
-    matched = len(sequence.table) + len(run)
-    if waits:
-        awaited = state.writers.wait(
-            sequence.session,
-            contents,
-            sequence.extras,
-            depth=matched,
-            reusable_blocks=reusable_blocks,
-            node=run[-1] if run else sequence.chain_node,
-            now=state.now,
-        )
-        if awaited is not None:
-            raise _ComputedElsewhere(awaited)
-    if matched * state.block_tokens < state.config.min_reuse_tokens:
-        run = []
-        _drop_match(state, sequence)
-    claim_run(state, sequence, run, max(block_count - len(sequence.table) - len(run), 0))
-    if state.history is not None and not sequence.namespace.is_opaque:
-        sequence.miss = explain.end_of_match(state, state.history, sequence, contents, matched, reusable_blocks)
-
-
 def hold_match(state: State, sequence: Sequence, contents: bytes, reusable_blocks: int) -> Steps[list[int]]:
     """Matches from the root, slice by slice, holding each; returns the last run, not yet held.
 
-    It is for `claim_run`, once the whole request is known to fit: a short prompt that is refused has then not
-    even touched the order of eviction.
+    It is for `claim_match`, once the whole request is known to fit: a short prompt that is refused has then not
+    even touched the order of eviction. What is held on failure is for `take_down`.
     """
     while True:
         first = len(sequence.table)
@@ -183,6 +158,19 @@ def hold_match(state: State, sequence: Sequence, contents: bytes, reusable_block
             return run
         claim_run(state, sequence, run, 0)
         yield
+
+
+def claim_match(
+    state: State, sequence: Sequence, run: list[int], contents: bytes, reusable_blocks: int, block_count: int
+) -> None:
+    """Holds the last run of a match and claims room for the rest of the table, both or neither."""
+    matched = len(sequence.table) + len(run)
+    if matched * state.block_tokens < state.config.min_reuse_tokens:
+        run = []
+        _drop_match(state, sequence)
+    claim_run(state, sequence, run, max(block_count - len(sequence.table) - len(run), 0))
+    if state.history is not None and not sequence.namespace.is_opaque:
+        sequence.miss = explain.end_of_match(state, state.history, sequence, contents, matched, reusable_blocks)
 
 
 def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> None:
@@ -202,6 +190,21 @@ def claim_run(state: State, sequence: Sequence, run: list[int], fresh: int) -> N
         sequence.table += run
         sequence.committed_blocks = len(sequence.table)
         sequence.chain_node = run[-1]
+
+
+def _stand_back(state: State, sequence: Sequence, run: list[int], token_ids: bytes, reusable_blocks: int) -> None:
+    """Raises if another session is computing what comes behind the match."""
+    awaited = state.writers.wait(
+        sequence.session,
+        token_ids,
+        sequence.extras,
+        depth=len(sequence.table) + len(run),
+        reusable_blocks=reusable_blocks,
+        node=run[-1] if run else sequence.chain_node,
+        now=state.now,
+    )
+    if awaited is not None:
+        raise _ComputedElsewhere(awaited)
 
 
 def _drop_match(state: State, sequence: Sequence) -> None:
@@ -234,9 +237,13 @@ def extend(
     refuse_too_large(state, block_count)
     validate.table("capacity_tokens", capacity_tokens, block_count, "use several sequences")
     fresh = max(block_count - before, 0)
+    owner = state.session(session)
+    if fresh:
+        tables.refuse_if_full(state, owner, fresh, sequence_count=0)
     if fresh > state.available:
         raise state.refuse(fresh, state.available)
     state.claimed += fresh
+    owner.entry_count += fresh
     yield from state.fill(sequence.table, fresh, session, sequence.namespace.tenant)
     added, generation = sequence.table[known:], state.blocks.generation
     return Extension(

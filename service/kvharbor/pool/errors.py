@@ -9,6 +9,7 @@ PoolError
 │                            state says no: do not retry unchanged
 ├── PoolExhausted            full now: wait, or preempt a sequence
 ├── WarmBudgetExceeded       full of pins: unwarm one
+├── TablesFull               too much held without room of its own: release sequences
 └── InvariantViolation       our bug: the process must end
 """
 
@@ -154,6 +155,16 @@ class WarmBudgetExceeded(PoolError):
     template = (
         "the pin needs {needed_block_count} more blocks, {warm_block_count} of {budget_block_count} that pins may"
         " hold are taken; unwarm one or raise warm_budget_ratio"
+    )
+
+
+class TablesFull(PoolError):
+    """The session's sequences would have more in their tables than one session may, shared blocks or not."""
+
+    reason = "TABLES_FULL"
+    template = (
+        "{needed_entry_count} more entries are needed in the tables of the session's sequences, {held_entry_count} of"
+        " {budget_entry_count} are taken, each sequence for as many as 128; release sequences"
     )
 
 

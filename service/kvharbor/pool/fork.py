@@ -5,7 +5,7 @@ source and children cannot be released, handed off or committed, and no block of
 by the end of their session: a late copy would land in somebody else's block.
 """
 
-from kvharbor.pool import validate
+from kvharbor.pool import tables, validate
 from kvharbor.pool.allocation import refuse_too_large
 from kvharbor.pool.errors import InvalidField, RequestIdReused
 from kvharbor.pool.release import detach, drop_private, finish_release
@@ -59,6 +59,7 @@ def fork(
     # The source keeps its table, so children that do not fit beside it never will.
     refuse_too_large(state, len(source.table) + fresh)
     validate.table("child_count", child_count, block_count * child_count, "fork in several calls")
+    tables.refuse_if_full(state, owner, block_count * child_count, child_count)
     if fresh > state.available:
         raise state.refuse(fresh, state.available)
     state.claimed += fresh

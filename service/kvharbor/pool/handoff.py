@@ -1,6 +1,6 @@
 """Handoff and Adopt: a sequence moves to another session, partial tail included, and nothing is copied."""
 
-from kvharbor.pool import validate
+from kvharbor.pool import tables, validate
 from kvharbor.pool.digest import decode_extra_keys
 from kvharbor.pool.errors import HandoffNotFound, RequestIdReused
 from kvharbor.pool.publication import commit
@@ -25,6 +25,7 @@ def handoff(
     yield from commit(state, session, number, asked)
     owner = state.session(session)
     owner.remove(sequence)
+    owner.given_entry_count += sequence.entry_count
     state.move(sequence, session=0, number=0)
     state.handoffs[token] = Handoff(sequence, owner.tenant, expires_at, (session, number))
     state.handoff_tokens[session, number] = token
@@ -45,6 +46,8 @@ def adopt(state: State, session: int, token: str, *, request_id: str, group: str
     given = state.handoffs.get(token)
     if given is None or given.tenant != owner.tenant:
         raise HandoffNotFound()
+    if given.source[0] != session:
+        tables.refuse_if_full(state, owner, len(given.sequence.table))
     sequence = _end(state, token)
     state.move(sequence, session=session, number=owner.take_number())
     sequence.request_id, sequence.group, sequence.fingerprint = request_id, group, fingerprint
@@ -65,6 +68,9 @@ def expire(state: State, now: float) -> Steps[None]:
 def _end(state: State, token: str) -> Sequence:
     given = state.handoffs.pop(token)
     del state.handoff_tokens[given.source]
+    giver = state.sessions.get(given.source[0])
+    if giver is not None:
+        giver.given_entry_count -= given.sequence.entry_count
     return given.sequence
 
 

@@ -13,8 +13,9 @@ from kvharbor.pool.engines_check import check_engines
 from kvharbor.pool.errors import InvariantViolation
 from kvharbor.pool.holdings_check import check_holdings
 from kvharbor.pool.ledger_check import check_ledger
-from kvharbor.pool.sequence import Sequence
+from kvharbor.pool.sequence import Sequence, Session
 from kvharbor.pool.state import State
+from kvharbor.pool.tables import limit
 from kvharbor.pool.writers_check import check_writers
 
 
@@ -215,6 +216,16 @@ def _check_promises(state: State, sequences: list[Sequence]) -> None:
             _fail("warm", f"pin {pin.name}: {pin.promised} + {len(pin.blocks)} of {pin.block_count} blocks")
 
 
+def _check_entries(state: State, session: Session) -> None:
+    """Those that an operation has still to fill count as soon as it is admitted."""
+    there = sum(sequence.entry_count for sequence in session.sequences.values())
+    given = sum(one.sequence.entry_count for one in state.handoffs.values() if one.source[0] == session.session)
+    if not 0 <= session.entry_count - there <= state.claimed or session.given_entry_count != given:
+        _fail("P8", f"session {session.session} counts {session.entry_count} entries of {there}, given: {given}")
+    if session.entry_count + given > 2 * limit(state):
+        _fail("P8", f"session {session.session} has {session.entry_count} entries and {given} given ones")
+
+
 def _check_registers(state: State, sequences: list[Sequence]) -> None:
     """What names a sequence finds it; tenants and namespaces count what is theirs."""
     for session in state.sessions.values():
@@ -225,6 +236,7 @@ def _check_registers(state: State, sequences: list[Sequence]) -> None:
         grouped = {(sequence.group, sequence.number) for sequence in live if sequence.group}
         if grouped != {(group, number) for group, members in session.by_group.items() for number in members}:
             _fail("P4", f"session {session.session} knows other groups than its sequences have")
+        _check_entries(state, session)
     users = Counter(sequence.namespace.root for sequence in sequences)
     users.update(pin.namespace.root for pin in [*state.pins.values(), *state.ending_pins])
     users.update(mark.namespace.root for mark in state.marks.by_age)

@@ -94,13 +94,12 @@ def holding(state: State, session: int) -> Holding:
 
 
 def held_by_engine(state: State) -> dict[int, tuple[int, int]]:
-    """Returns how many sessions each engine has, by its number, and how many blocks these hold. O(sequences)."""
+    """Returns how many sessions each engine has, by its number, and how many blocks these hold. O(sessions)."""
     held: dict[int, tuple[int, int]] = {}
     for owner in state.sessions.values():
-        in_tables = sum(len(sequence.table) for sequence in owner.sequences.values())
         by_itself = len(owner.blocks.behind) + owner.blocks.private_count()
         session_count, block_count = held.get(owner.engine, (0, 0))
-        held[owner.engine] = session_count + 1, block_count + in_tables + by_itself
+        held[owner.engine] = session_count + 1, block_count + owner.table_block_count + by_itself
     return held
 
 

@@ -314,13 +314,23 @@ class Pool:
         *,
         computes: bool = False,
         uses: bool = False,
+        unless_pending: bool = False,
     ) -> Steps[Acquired]:
         """Holds the longest run of a chain that is there and leases the rest of a table, all or nothing.
 
         With `computes` others are told that the missing blocks are pending. With neither, nor a table, it counts as a
-        request only if it `uses` what is there. Raises RequestTooLarge, PoolExhausted.
+        request only if it `uses` what is there. With `unless_pending` nothing is done, and only `pending` told, where
+        another session is computing what comes next [W8]. Raises RequestTooLarge, PoolExhausted.
         """
-        return acquisition.acquire(self._state, session, chain, table_block_count, computes=computes, uses=uses)
+        return acquisition.acquire(
+            self._state,
+            session,
+            chain,
+            table_block_count,
+            computes=computes,
+            uses=uses,
+            unless_pending=unless_pending,
+        )
 
     def lease(self, session: int, least: int, want: int) -> Steps[BlockRun]:
         """Reserves up to `want` fresh blocks, at least `least` or none; raises RequestTooLarge, PoolExhausted."""
@@ -451,7 +461,7 @@ class Pool:
         return Usage(len(state.sessions), self._sequence_count(), len(state.pins))
 
     def stats(self) -> PoolStats:
-        """Takes one consistent snapshot, in O(tenants + engines + sequences), and some nanoseconds a block."""
+        """Takes one consistent snapshot, in O(tenants + engines + sessions), and some nanoseconds a block."""
         state, blocks = self._state, self._state.blocks
         return PoolStats(
             revision=state.revision,

@@ -4,7 +4,7 @@ An index entry asserts "these bytes are these tokens", so it is made here and ne
 whose content is there already becomes a SHADOW of the canonical one [P7].
 """
 
-from kvharbor.pool import pins, validate
+from kvharbor.pool import pins, tables, validate
 from kvharbor.pool.block_runs import BlockRun
 from kvharbor.pool.blocks import SHADOW
 from kvharbor.pool.cells import NO_CELL
@@ -44,7 +44,9 @@ def commit(state: State, session: int, number: int, asked: Commit) -> Steps[Comm
         raise
 
     if len(sequence.table) > before:
-        state.session(session).blocks.leased.difference_update(sequence.table[before:])
+        owner = state.session(session)
+        owner.blocks.leased.difference_update(sequence.table[before:])
+        owner.entry_count += len(sequence.table) - before
         state.revision += 1
     for position in asked.switched:
         _switch(state, sequence, position)
@@ -93,7 +95,8 @@ def _appended(state: State, sequence: Sequence, blocks: BlockRun) -> list[int]:
     validate.run("appended", blocks)
     longest = len(sequence.table) + len(blocks)
     validate.table("appended", len(blocks), longest, "use several sequences")
-    leased, generation = state.session(sequence.session).blocks.leased, state.blocks.generation
+    owner, generation = state.session(sequence.session), state.blocks.generation
+    leased = owner.blocks.leased
     # The table is only looked through for a repetition, and once: it may be long.
     there = set[int]() if leased.issuperset(blocks.block_ids) else set(sequence.table)
     added: dict[int, None] = {}
@@ -103,6 +106,8 @@ def _appended(state: State, sequence: Sequence, blocks: BlockRun) -> list[int]:
             raise BlockNotHeld(block_id=block, generation=age, remedy="append leased blocks, each once")
         if block in leased:
             added[block] = None
+    if added:
+        tables.refuse_if_full(state, owner, len(added), sequence_count=0)
     return list(added)
 
 

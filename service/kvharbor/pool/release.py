@@ -120,6 +120,7 @@ def drop_private(state: State, sequence: Sequence) -> Steps[None]:
         keep = max(sequence.committed_blocks, len(table) - state.slice_blocks)
         part = table[keep:]
         del table[keep:]
+        state.sessions[sequence.session].entry_count -= len(part)
         blocks.free_quarantined(part)
         state.revision += 1
         yield

@@ -233,6 +233,11 @@ class Acquired:
     pending: Pending | None
     added: BlockRun
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was given."""
+        return not len(self.held) and not len(self.leased)
+
 
 @dataclass(frozen=True, slots=True)
 class Invalidated:

@@ -11,7 +11,7 @@ else another's content would stand for this sequence's. What is full by its `com
 exactly as by a commit.
 """
 
-from kvharbor.pool import pins, validate
+from kvharbor.pool import pins, tables, validate
 from kvharbor.pool.allocation import claim_run
 from kvharbor.pool.blocks import COMMITTED, RESERVED
 from kvharbor.pool.errors import CursorOutOfRange, InvalidField, RequestIdReused, StaleGeneration
@@ -198,6 +198,7 @@ def _check_fields(state: State, owner: Session, held: Held) -> None:
     validate.text("pin_name", held.pin_name)
     validate.namespace(held.version, held.adapter, held.salt)
     validate.table("block_ids", len(held.block_ids), len(held.block_ids), "the pool gives no longer ones")
+    tables.refuse_if_resumed_too_much(state, owner, len(held.block_ids))
     if held.request_id in owner.by_request:
         raise RequestIdReused(request_id=held.request_id, differs="sequence_id")
     if len(held.generations) != len(held.block_ids):

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvharbor.pool.cells import NO_CELL
 from kvharbor.pool.engines import OTHERS
@@ -10,6 +11,9 @@ from kvharbor.pool.holdings import Holdings
 from kvharbor.pool.misses import Miss
 from kvharbor.pool.namespaces import Namespace
 from kvharbor.pool.results import SequenceView
+
+SEQUENCE_ENTRIES: Final = 128
+"""What a sequence counts for beside its table: about a kibibyte."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +95,11 @@ class Sequence:
             extras=extras,
         )
 
+    @property
+    def entry_count(self) -> int:
+        """What it counts for in the tables of its session [P8]."""
+        return len(self.table) + SEQUENCE_ENTRIES
+
     def name(self) -> str:
         """Returns the handle as errors show it."""
         return f"{self.session}.{self.number}"
@@ -118,7 +127,8 @@ class Session:
     """One engine. `ended`: it may call no more. `quiet`: none of its processes touches a block any more.
 
     `unclaimed` are private blocks that it had before a restart and has not named yet; they are QUARANTINED.
-    `blocks` are those that it holds by itself. `engine` is its number among the `engines.Engines`.
+    `blocks` are those that it holds by itself. `engine` is its number among the `engines.Engines`. `entry_count` is the
+    sum over its sequences, `given_entry_count` that over those that it has handed off and nobody has adopted [P8].
     """
 
     session: int
@@ -133,10 +143,18 @@ class Session:
     by_group: dict[str, set[int]] = field(default_factory=dict)
     blocks: Holdings = field(default_factory=Holdings)
     engine: int = OTHERS
+    entry_count: int = 0
+    given_entry_count: int = 0
+
+    @property
+    def table_block_count(self) -> int:
+        """Blocks in the tables of its sequences, in each for itself."""
+        return self.entry_count - SEQUENCE_ENTRIES * len(self.sequences)
 
     def add(self, sequence: Sequence) -> None:
         """Takes a sequence in, under its number, request_id and group."""
         self.sequences[sequence.number] = sequence
+        self.entry_count += sequence.entry_count
         if sequence.request_id:
             self.by_request[sequence.request_id] = sequence
         if sequence.group:
@@ -145,6 +163,7 @@ class Session:
     def remove(self, sequence: Sequence) -> None:
         """Lets a sequence go; its number is never used again."""
         del self.sequences[sequence.number]
+        self.entry_count -= sequence.entry_count
         if sequence.request_id:
             del self.by_request[sequence.request_id]
         if sequence.group:

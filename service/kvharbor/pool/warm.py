@@ -4,7 +4,7 @@ A pin is for (tenant, name), not for a session, and counts each distinct block o
 still to be computed count from the reply on and are pinned at their commit.
 """
 
-from kvharbor.pool import pins, validate
+from kvharbor.pool import pins, tables, validate
 from kvharbor.pool.allocation import claim_run, hold_match, refuse_too_large
 from kvharbor.pool.errors import InvalidField, PinNotFound, RequestIdReused, WarmBudgetExceeded
 from kvharbor.pool.release import announce_end, take_down
@@ -80,9 +80,11 @@ def warmup(
     try:
         run = yield from hold_match(state, sequence, tokens, block_count)
         present = len(sequence.table) + len(run)
-        computes = session is not None and not present_only
         missing = block_count - present
-        promised = missing if computes else 0
+        promised = 0
+        if session is not None and not present_only and missing:
+            tables.refuse_if_full(state, state.sessions[session], block_count)
+            promised = missing
         # Looked up again: between two slices the pin may have ended or been moved.
         old = state.pins.get((tenant, name))
         _check_budget(state, old, sequence.table + run, missing if room_for_all else promised)

@@ -1,4 +1,4 @@
-"""Single flight: which live sequence is computing which block, beside the index. Rules [W1] to [W7].
+"""Single flight: which live sequence is computing which block, beside the index. Rules [W1] to [W8].
 
 Sessions whose engines keep their own tables are in it too, with marks of what they compute (`marks.py`).
 
@@ -130,6 +130,14 @@ class Writers:
             return None
         block_count = min(self._shared_count(writer, sequence), reusable_blocks - first)
         return Pending(block_count * self._block_tokens, writer.session, now - self._alive_at(writer))
+
+    def worth_waiting_for(self, writer: Writer, reusable_blocks: int, now: float) -> Pending | None:
+        """Tells what is pending for one that may become a writer, if others get on with it and not its own session."""
+        key = self.key_of(writer)
+        if key is None or writer.session in self.by_key.get(key, ()):
+            return None
+        pending = self.pending(writer, reusable_blocks, now)
+        return None if pending is None or pending.idle_s >= PATIENCE_S else pending
 
     def wait(
         self,

@@ -79,11 +79,14 @@ async def acquire(
 
     def application(index: int, message: pb.BlockChain) -> Application[Acquired]:
         chain, table_block_count = chain_of(message, opened.version), message.table_block_count
-        computes, uses, arrival = message.computes, message.uses, arrivals.get(index)
+        computes, uses, unless_pending = message.computes, message.uses, message.unless_pending
+        arrival = arrivals.get(index)
 
         def start() -> Steps[Acquired]:
-            acquired: Acquired = yield from pool.acquire(number, chain, table_block_count, computes=computes, uses=uses)
-            if arrival is not None:
+            acquired: Acquired = yield from pool.acquire(
+                number, chain, table_block_count, computes=computes, uses=uses, unless_pending=unless_pending
+            )
+            if arrival is not None and not acquired.is_empty:
                 recorder.acquired(arrival, number, acquired)
             return acquired
 

@@ -22,7 +22,8 @@ class Chain:
     `keys` (32 bytes a block) where the namespace has a scheme, else `tokens` (whole blocks) with their extra keys, of
     offsets from the start of the prompt. `table_block_count`: blocks that the prompt needs in all; what is not there of
     them is leased, 0: nothing. `computes`: the caller computes and commits what is missing, so that others are told.
-    One that does neither only asks, and is no request in stats unless it `uses` what it gets.
+    One that does neither only asks, and is no request in stats unless it `uses` what it gets. `unless_pending`: while
+    another session computes what comes next it is given nothing, and only told of that; ask again a little later.
     """
 
     keys: bytes = b""
@@ -32,6 +33,7 @@ class Chain:
     table_block_count: int = 0
     computes: bool = False
     uses: bool = False
+    unless_pending: bool = False
 
     def message(self, version: str) -> blocks_pb2.BlockChain:
         """Returns it as it is sent by a session of this version of its weights."""
@@ -40,6 +42,7 @@ class Chain:
             table_block_count=self.table_block_count,
             computes=self.computes,
             uses=self.uses,
+            unless_pending=self.unless_pending,
             **_content(self, version),
         )
 

@@ -18,7 +18,7 @@ class Acquired:
     `held` is the longest committed run of its blocks, readable; `leased` are fresh ones to write. `pending` tells what
     another session is computing right behind the held ones. With a `refusal` nothing is held for it: RequestTooLarge
     means for ever, PoolExhausted now, or that it stands behind a chain that does not fit. `waiting`: it waits for room,
-    and `grant` tells what comes.
+    and `grant` tells what comes. A chain `unless_pending` that was given nothing `stands_back` for the pending one.
     """
 
     held: BlockRun = NO_BLOCKS
@@ -27,6 +27,11 @@ class Acquired:
     waiting: bool = False
     refusal: HarborError | None = None
     grant: "Grant | None" = None
+
+    @property
+    def stands_back(self) -> bool:
+        """Whether nothing was given, as another session is computing what comes next: ask again a little later."""
+        return self.pending is not None and not len(self.held) and not len(self.leased)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

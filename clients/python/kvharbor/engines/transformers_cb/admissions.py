@@ -2,10 +2,12 @@
 
 A prompt that holds a part of what it needs while it waits for the rest would keep it from another engine's that
 does the same. So a prompt is admitted with its whole table, or not at all; the first that does not fit takes a place
-in the owner's queue, and those behind it wait until it is through.
+in the owner's queue, and those behind it wait until it is through. One that another engine is computing stands back
+[W8], and nobody waits behind it.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvharbor.client import (
@@ -24,6 +26,8 @@ from kvharbor.engines.request_blocks import RequestBlocks
 
 WAIT_S = 60.0
 """How long a place in the owner's queue is kept; then another is taken."""
+STAND_BACK_S = 0.01
+"""Before a prompt is asked for again that another engine is computing."""
 _NOTHING = BlockRun.of(())
 _NOT_NOW = Acquired(refusal=PoolExhausted("no blocks just now"))
 
@@ -43,32 +47,51 @@ class _Waiting:
 
 
 class Admissions:
-    """Asks the owner for prompts' blocks. `refused` are requests that never fit, with why."""
+    """Asks the owner for prompts' blocks. `refused` are requests that never fit, with why.
 
-    def __init__(self, calls: BlockCalls, held: RequestBlocks, namespace: Namespace, block_tokens: int) -> None:
+    `any_stood_back` is set where one asks that stands back, for the caller to look again soon.
+    """
+
+    def __init__(
+        self,
+        calls: BlockCalls,
+        held: RequestBlocks,
+        namespace: Namespace,
+        block_tokens: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.refused: dict[str, HarborError] = {}
+        self.any_stood_back = False
         self._calls = calls
         self._held = held
         self._namespace = namespace
         self._block_tokens = block_tokens
+        self._clock = clock
         self._waiting: _Waiting | None = None
+        # When those that stand back are asked for again.
+        self._standing_back: dict[str, float] = {}
 
     def admit(self, request_id: str, prompt: Sequence[int]) -> Admitted | None:
         """Returns the blocks of a prompt, of which at least one token is left to compute; None: not now."""
         self._held.require_epoch()
-        if self._waiting is None:
-            acquired: Acquired | None = self._acquire(prompt)
-        elif self._waiting.request_id == request_id:
-            acquired = self._granted(self._waiting.grant, prompt)
+        acquired: Acquired | None = None
+        if self._waiting is not None:
+            if self._waiting.request_id == request_id:
+                acquired = self._granted(self._waiting.grant, prompt)
+        elif self._clock() < self._standing_back.get(request_id, 0.0):
+            self.any_stood_back = True
         else:
-            acquired = None
+            acquired = self._acquire(prompt)
         if acquired is None:
             return None
         self._held.require_epoch(acquired.held, acquired.leased)
         return self._taken(request_id, acquired)
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Ends the wait of a request, or of any; what it was granted meanwhile goes back."""
+        """Ends the wait of a request, or of any for room; what it was granted meanwhile goes back."""
+        if request_id is not None:
+            self._standing_back.pop(request_id, None)
         if self._waiting is None or request_id not in (None, self._waiting.request_id):
             return
         grant, self._waiting = self._waiting.grant, None
@@ -80,9 +103,11 @@ class Admissions:
     def forget(self) -> None:
         """Takes in that the epoch has ended: nobody waits any more."""
         self._waiting = None
+        self._standing_back.clear()
 
     def _acquire(self, prompt: Sequence[int]) -> Acquired:
-        chain = self._chain(prompt, -(-len(prompt) // self._block_tokens))
+        table_block_count = -(-len(prompt) // self._block_tokens)
+        chain = replace(self._chain(prompt), table_block_count=table_block_count, computes=True, unless_pending=True)
         try:
             (acquired,) = self._calls.acquire([chain], wait_s=WAIT_S)
         except Unavailable:  # it is the next process that knows, or a later step
@@ -94,7 +119,7 @@ class Admissions:
     def _granted(self, grant: Grant, prompt: Sequence[int]) -> Acquired | None:
         try:
             granted = grant.poll()
-            if granted is not None and granted.refusal is None:
+            if granted is not None and granted.refusal is None and not granted.stands_back:
                 granted = self._confirmed(prompt, granted)
         except Unavailable:
             granted = _NOT_NOW
@@ -106,9 +131,10 @@ class Admissions:
         """Holds again what was granted while the engine went on [E13].
 
         Of a session a block is held or not. So when the grant came and a request here let go of the same block just
-        then, not knowing, that has ended the grant's hold as well. After this no such release is under way.
+        then, not knowing, that has ended the grant's hold as well. After this no such release is under way. It only
+        asks, as the request has been counted.
         """
-        (held,) = self._calls.acquire([self._chain(prompt, 0)])
+        (held,) = self._calls.acquire([self._chain(prompt)])
         needed = len(granted.held) + len(granted.leased) - len(held.held)
         if needed > len(granted.leased):
             self._held.give_back(held.held, granted.leased)
@@ -116,16 +142,16 @@ class Admissions:
         self._held.give_back(_NOTHING, granted.leased[needed:])
         return replace(granted, held=held.held, leased=granted.leased[:needed])
 
-    def _chain(self, prompt: Sequence[int], table_block_count: int) -> Chain:
+    def _chain(self, prompt: Sequence[int]) -> Chain:
         whole = (len(prompt) - 1) // self._block_tokens * self._block_tokens
-        return Chain(
-            tokens=prompt[:whole],
-            namespace=self._namespace,
-            table_block_count=table_block_count,
-            computes=True,
-        )
+        return Chain(tokens=prompt[:whole], namespace=self._namespace)
 
     def _taken(self, request_id: str, acquired: Acquired) -> Admitted | None:
+        if acquired.stands_back:
+            self._standing_back[request_id] = self._clock() + STAND_BACK_S
+            self.any_stood_back = True
+            return None
+        self._standing_back.pop(request_id, None)
         if acquired.grant is not None:
             # Whoever waits holds nothing, the spare blocks neither: they may be what is missing.
             self._waiting = _Waiting(request_id, acquired.grant)

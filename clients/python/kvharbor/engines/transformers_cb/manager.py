@@ -134,7 +134,7 @@ class PooledManager(ContinuousBatchingManager):
             safety_margin=cast("float", settings.safety_margin),  # None: the class's own
             max_requests_per_batch=cast("int", settings.max_requests_per_batch),  # resolved above
         )
-        return PooledProcessor(
+        processor = PooledProcessor(
             cache=cache,
             config=self.model.config.get_text_config(),
             generation_config=self.generation_config,
@@ -149,6 +149,8 @@ class PooledManager(ContinuousBatchingManager):
             scheduler=scheduler,
             distributed_helper=self.distributed_helper,
         )
+        processor.look_soon = self._wake_up_loop.set
+        return processor
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 For a request that could be admitted now the service is asked once: for what is there of its prompt, which is held from
 then on, and for room for all the rest, or nothing. Where there is none the request waits for it in the service's queue,
-with those of other engines, and keeps nothing meanwhile, so that no two engines wait for each other.
+with those of other engines, and keeps nothing meanwhile, so that no two engines wait for each other. Where another is
+computing what comes next of its prompt it stands back [W8]: it keeps nothing either, and is asked for again soon after.
 """
 
 import dataclasses
@@ -25,12 +26,11 @@ WAIT_S = 30.0
 """How long a request stands in the service's queue before it is put there anew."""
 ROUNDS = 4
 """A prompt that is there already costs a step little, so that more requests fit in than it seemed at first."""
-PROBE_S = 0.01
-"""Before a request that waits for what another engine computes of it looks again how that is."""
+STAND_BACK_S = 0.01
+"""Before a request is asked for again that another engine is computing."""
 AWAY_S = 0.05
 TOO_LARGE_S = 1.0
 """Before it is asked again, where the service is away, or a request is larger than what the pool can ever give."""
-EVERYBODY = "requests"
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,9 +75,14 @@ class Admission:
         self._clock = clock
         self._reserved: dict[str, _Reservation] = {}
         self._waits: dict[str, _Wait] = {}
-        # Requests that another engine computes a prefix of.
-        self._parked: set[str] = set()
-        self._not_before_s: dict[str, float] = {}
+        # Requests that are not asked for anew before this time, and when anybody may be.
+        self._postponed: dict[str, float] = {}
+        self._away_until_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is held, waited for or looked at again, for somebody."""
+        return bool(self._reserved or self._waits or self._postponed)
 
     @property
     def lacking(self) -> int:
@@ -90,15 +95,15 @@ class Admission:
 
     def prepare(self, scheduler: Any) -> None:
         """Asks for what those need who could be admitted in the next step, in the order of vLLM's queue."""
-        # First, so that no hold which a grant brings is ended by a release of before.
-        self._flush()
-        if self._reserved or self._waits or self._parked:
-            for name in {*self._reserved, *self._waits, *self._parked} - scheduler.requests.keys():
+        if self.is_busy:
+            for name in {*self._reserved, *self._waits, *self._postponed} - scheduler.requests.keys():
                 self.forget(name)
-            self._poll()
+        # Now, so that no hold which a grant brings is ended by a release of before.
+        self._flush()
+        self._poll()
         if not scheduler.waiting:
             return
-        if scheduler.pause_state is not PauseState.UNPAUSED or self._is_postponed(EVERYBODY):
+        if scheduler.pause_state is not PauseState.UNPAUSED or self._clock() < self._away_until_s:
             return
         for _ in range(ROUNDS):
             batch = [*self._batch(scheduler)]
@@ -113,8 +118,7 @@ class Admission:
     def forget(self, request_id: str) -> None:
         """A request waits no more."""
         self._drop(request_id)
-        self._parked.discard(request_id)
-        self._not_before_s.pop(request_id, None)
+        self._postponed.pop(request_id, None)
         wait = self._waits.pop(request_id, None)
         if wait is not None:
             wait.grant.cancel()
@@ -122,7 +126,7 @@ class Admission:
 
     def forget_all(self) -> None:
         """Holds nothing for anybody any more; who still waits is asked for anew."""
-        for request_id in [*self._reserved, *self._waits, *self._parked]:
+        for request_id in [*self._reserved, *self._waits, *self._postponed]:
             self.forget(request_id)
 
     def give_way(self) -> bool:
@@ -153,9 +157,11 @@ class Admission:
             name = request.request_id
             if name in self._waits:
                 return
-            if not is_ready(request) or self._is_postponed(name):
+            if not is_ready(request) or self._clock() < self._postponed.get(name, 0.0):
                 continue
-            places -= 1
+            # One that has stood back most likely does again, and must not keep those behind it out of the step.
+            takes_part = name not in self._postponed
+            places -= takes_part
             reservation = self._reserved.get(name)
             if reservation is not None:
                 tokens -= request.num_tokens - reservation.cached_count * self._block_tokens
@@ -166,17 +172,15 @@ class Admission:
                 continue
             if first is not None:
                 first_keys.add(first)
-            tokens -= request.num_tokens - self._block_tokens * self._pool.hit_count(candidate.keys)
+            if takes_part:
+                tokens -= request.num_tokens - self._block_tokens * self._pool.hit_count(candidate.keys)
             yield candidate
-
-    def _is_postponed(self, name: str) -> bool:
-        return self._clock() < self._not_before_s.get(name, 0.0)
 
     # Asking
 
     def _acquire(self, batch: list[Candidate]) -> bool:
         """Returns whether all have got what they need."""
-        self._flush()  # what probing has given back
+        self._flush()
         pinned = [self._pool.pin_hits(candidate.keys) for candidate in batch]
         chains = [self._chain(*pair) for pair in zip(batch, pinned, strict=True)]
         if self._has_no_spare_block(batch):
@@ -186,7 +190,8 @@ class Admission:
         try:
             results = self._calls.acquire(chains, wait_s=WAIT_S)
         except Unavailable as away:
-            self._postpone(EVERYBODY, AWAY_S, away)
+            _LOG.warning("requests cannot be admitted, again in %s s: %s", AWAY_S, away)
+            self._away_until_s = self._clock() + AWAY_S
             results = [Acquired(refusal=away)] * len(batch)
         for candidate, pins, result in zip(batch, pinned, results, strict=True):
             self._take(candidate, pins, result)
@@ -194,7 +199,7 @@ class Admission:
 
     def _has_no_spare_block(self, batch: list[Candidate]) -> bool:
         """Whether one more than all need should be leased: where there is none here, and plenty elsewhere."""
-        if self._pool.free_block_queue.num_free_blocks > self.lacking or batch[-1].request.request_id in self._parked:
+        if self._pool.free_block_queue.num_free_blocks > self.lacking:
             return False
         needed = sum(candidate.block_count for candidate in batch)
         status = self._calls.status
@@ -203,53 +208,36 @@ class Admission:
     def _chain(self, candidate: Candidate, pins: list[KVCacheBlock]) -> Chain:
         # The service does not know yet of blocks whose step is under way; they need no room all the same.
         unknown = sum(not self._pool.is_published(block) for block in pins)
-        probing = candidate.request.request_id in self._parked
         return Chain(
             keys=b"".join(candidate.keys),
             namespace=self.namespace,
-            table_block_count=0 if probing else candidate.block_count - unknown,
-            computes=not probing,
+            table_block_count=candidate.block_count - unknown,
+            computes=True,
+            unless_pending=True,
         )
 
     def _take(self, candidate: Candidate, pins: list[KVCacheBlock], result: Acquired) -> None:
         name = candidate.request.request_id
-        if result.refusal is None:
+        if result.refusal is None and not result.stands_back:
             self._reserve(candidate, pins, result)
             return
         self._pool.free_blocks(reversed(pins))
         if result.grant is not None:
             self._waits[name] = _Wait(candidate, result.grant)
+        elif result.stands_back:
+            self._postponed[name] = self._clock() + STAND_BACK_S
         elif isinstance(result.refusal, RequestTooLarge):
             # What an operator has pinned may go again.
-            self._postpone(name, TOO_LARGE_S, result.refusal)
-
-    def _postpone(self, name: str, pause_s: float, cause: HarborError) -> None:
-        _LOG.warning("%s cannot be admitted, again in %s s: %s", name, pause_s, cause)
-        self._not_before_s[name] = self._clock() + pause_s
+            _LOG.warning("%s cannot be admitted, again in %s s: %s", name, TOO_LARGE_S, result.refusal)
+            self._postponed[name] = self._clock() + TOO_LARGE_S
 
     def _reserve(self, candidate: Candidate, pins: list[KVCacheBlock], result: Acquired) -> None:
         adopted = self._pool.adopt(result.held, candidate.keys)
         self._pool.lend(result.leased)
         name, hits = candidate.request.request_id, max(len(pins), len(adopted))
-        probed = name in self._parked
-        if (len(adopted) >= len(pins) and self._parks(name, result)) or probed:
-            self._pool.free_blocks([*reversed(adopted), *reversed(pins)])
-            self._pool.give_back_free(len(result.leased))
-            return
+        self._postponed.pop(name, None)
         self._pool.outdated_requests.discard(name)
         self._reserved[name] = _Reservation([*pins, *adopted], candidate.block_count - hits, hits)
-
-    def _parks(self, name: str, result: Acquired) -> bool:
-        """Whether to wait for what another engine is computing of the prompt: it is cheaper, and holds nothing.
-
-        The service says how long: until that is there, or the other has not been heard of for too long [W5].
-        """
-        if result.pending is None or result.pending.has_stalled:
-            self._parked.discard(name)
-            return False
-        self._parked.add(name)
-        self._not_before_s[name] = self._clock() + PROBE_S
-        return True
 
     # Waiting
 
@@ -267,8 +255,8 @@ class Admission:
             if result.refusal is None and not wait.released.isdisjoint(result.held):
                 # The release has ended a hold that the grant counts on.
                 self._return(result)
-            elif result.refusal is None:
-                self._reserve(wait.candidate, self._pool.pin_hits(wait.candidate.keys), result)
+            else:
+                self._take(wait.candidate, self._pool.pin_hits(wait.candidate.keys), result)
 
     def _settle(self, wait: _Wait) -> None:
         """Gives back what was granted before the wait was cancelled."""

@@ -1,0 +1,86 @@
+"""Prompts of continuous batching that stand back for what another engine computes, call by call. [W8]"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvharbor.client import Acquired, BlockRun, Chain, Grant, Namespace, Pending, PoolExhausted
+from kvharbor.engines.request_blocks import RequestBlocks
+from kvharbor.engines.transformers_cb.admissions import STAND_BACK_S, Admissions
+
+PROMPT = list(range(9))
+TABLE = BlockRun.of([(1, 1), (2, 1), (3, 1)])
+ELSEWHERE = Acquired(pending=Pending(8, "another", 0.0))
+
+
+class Owner:
+    """Answers each acquire with what is next, and remembers what was asked."""
+
+    def __init__(self, *answers: Acquired) -> None:
+        self.answers = [*answers]
+        self.asked: list[Chain] = []
+        self.now = 5.0
+        calls: Any = self
+        self.admissions = Admissions(calls, RequestBlocks(calls, Namespace()), Namespace(), 4, clock=lambda: self.now)
+
+    def acquire(self, chains: Sequence[Chain], *, wait_s: float = 0.0) -> list[Acquired]:
+        (chain,) = chains
+        self.asked.append(chain)
+        return [self.answers.pop(0)]
+
+    def release(self, blocks: BlockRun) -> None:
+        assert not len(blocks)
+
+
+def test_who_stands_back_is_asked_for_again_a_little_later() -> None:
+    """Others are asked for meanwhile."""
+    owner = Owner(ELSEWHERE, Acquired(leased=TABLE), Acquired(leased=TABLE))
+    admissions = owner.admissions
+    assert admissions.admit("waits", PROMPT) is None
+    assert admissions.any_stood_back
+    admissions.any_stood_back = False
+    owner.now += STAND_BACK_S / 2
+    assert admissions.admit("waits", PROMPT) is None
+    assert admissions.any_stood_back
+    assert len(owner.asked) == 1
+    assert admissions.admit("goes on", PROMPT) is not None
+    owner.now += STAND_BACK_S
+    admissions.any_stood_back = False
+    assert admissions.admit("waits", PROMPT) is not None
+    assert not admissions.any_stood_back
+    assert all((one.table_block_count, one.computes, one.unless_pending) == (3, True, True) for one in owner.asked)
+
+
+def test_who_was_in_line_for_room_may_come_to_stand_back() -> None:
+    """It has no place there any more, so that others are asked for; nothing is confirmed, as nothing was granted."""
+    grant = Grant(lambda: None)
+    full = Acquired(refusal=PoolExhausted("full"), waiting=True, grant=grant)
+    owner = Owner(full, Acquired(leased=TABLE))
+    assert owner.admissions.admit("waits", PROMPT) is None
+    assert owner.admissions.admit("behind", PROMPT) is None
+    assert len(owner.asked) == 1
+    grant.end(ELSEWHERE)
+    assert owner.admissions.admit("waits", PROMPT) is None
+    assert owner.admissions.any_stood_back
+    assert owner.admissions.admit("behind", PROMPT) is not None
+
+
+def test_what_is_asked_for_once_more_is_no_request() -> None:
+    """[E13] The grant was one."""
+    grant = Grant(lambda: None)
+    owner = Owner(Acquired(refusal=PoolExhausted("full"), waiting=True, grant=grant), Acquired())
+    assert owner.admissions.admit("waits", PROMPT) is None
+    grant.end(Acquired(leased=TABLE))
+    assert owner.admissions.admit("waits", PROMPT) is not None
+    again = owner.asked[-1]
+    assert (again.table_block_count, again.computes, again.uses, again.unless_pending) == (0, False, False, False)
+
+
+@pytest.mark.parametrize("end", [lambda admissions: admissions.cancel("waits"), Admissions.forget])
+def test_who_is_cancelled_or_loses_the_epoch_stands_back_no_more(end: Callable[[Admissions], object]) -> None:
+    """One of the same name is asked for at once."""
+    owner = Owner(ELSEWHERE, Acquired(leased=TABLE))
+    assert owner.admissions.admit("waits", PROMPT) is None
+    end(owner.admissions)
+    assert owner.admissions.admit("waits", PROMPT) is not None

@@ -56,7 +56,7 @@ def holds_no_hits(scheduler: Any) -> None:
 def keeps_hashes_of_what_is_not_computed(scheduler: Any) -> None:
     """What a request of less priority was to fill in a step is published with it, though it has lost its place."""
     pool = scheduler._pool
-    pool.withdraw = lambda filled: pool._filled.append(filled)
+    pool.withdraw = lambda filled: pool.filled.append(filled)
 
 
 def forgets_nothing_at_a_reset(scheduler: Any) -> None:

@@ -33,7 +33,7 @@ def main() -> None:
         for pair in pairs.values():
             pair.wait_ready()
         shared: dict[str, list[Seen]] = {kind: [] for kind in kinds}
-        alone: dict[str, list[Seen]] = {kind: [] for kind in kinds}
+        alone: dict[str, list[list[Seen]]] = {kind: [] for kind in kinds}
         for number in range(max(SHARED_ROUNDS, ALONE_ROUNDS)):
             # Who comes first changes, so that nobody always has the quieter moment.
             order = [kinds[(number + place) % len(kinds)] for place in range(len(kinds))]

@@ -13,6 +13,8 @@ from kvharbor.engines.vllm import engine_args
 from kvharbor.engines.vllm_connector import connector_args
 
 TURNS = 2
+WAVES = 4
+"""Of prompts that share nothing, one after the other. Before the first an engine has done nothing for a while."""
 SHARED_ANSWER_TOKENS = 16
 ALONE_ANSWER_TOKENS = 24
 COMMON = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8, "enforce_eager": True}
@@ -58,9 +60,12 @@ class Pair:
             going = [chat.answered(answers[f"{chat.name}-{turn}"]) for chat in going]
         return together(seen)
 
-    def alone(self, round_number: int) -> Seen:
-        """Has prompts answered that share nothing."""
-        return self._answer([alone(round_number, each) for each in range(COUNT)], ALONE_ANSWER_TOKENS)
+    def alone(self, round_number: int) -> list[Seen]:
+        """Has prompts answered that share nothing; what each wave of them has shown."""
+        return [
+            self._answer([alone(round_number, wave, each) for each in range(COUNT)], ALONE_ANSWER_TOKENS)
+            for wave in range(WAVES)
+        ]
 
     def _answer(self, asked: Sequence[Mapping[str, list[int]]], most_tokens: int) -> Seen:
         for engine, prompts in zip(self._engines, asked, strict=True):

@@ -7,15 +7,20 @@ from bench.engines.seen import COUNT, KV_BYTES, Seen
 from bench.figures import Figure
 
 Rounds = Mapping[str, Sequence[Seen]]
+Waves = Mapping[str, Sequence[Sequence[Seen]]]
 MIB = 2**20
 # In units of one engine's cache: own ones, and the pool.
 CACHES = {"plain": COUNT, "pool": 1, "copy": COUNT + 1}
 COMPARED = ("pool", "copy")
 
 
-def figures(shared: Rounds, alone: Rounds) -> list[Figure]:
+def figures(shared: Rounds, alone: Waves) -> list[Figure]:
     """Returns the figures of all kinds; those of one kind have its name at their end."""
-    return [*_sharing(shared), *_nothing_shared(alone)]
+    first, later, all_waves = (
+        {kind: [seen for waves in alone[kind] for seen in waves[part]] for kind in alone}
+        for part in (slice(1), slice(1, None), slice(None))
+    )
+    return [*_sharing(shared), *_nothing_shared(all_waves), *_scheduling(first, later)]
 
 
 def _sharing(shared: Rounds) -> Iterable[Figure]:
@@ -41,10 +46,16 @@ def _nothing_shared(alone: Rounds) -> Iterable[Figure]:
         pairs = zip(alone[kind], alone["plain"], strict=True)
         ratio = median(own.answer_tokens_per_s / plain.answer_tokens_per_s for own, plain in pairs)
         yield Figure(f"alone_tokens_per_s_{kind}_over_plain", ratio, "ratio", 0.97, "higher")
+
+
+def _scheduling(first: Rounds, later: Rounds) -> Iterable[Figure]:
+    compared = [kind for kind in COMPARED if kind in later]
     for kind in compared:
-        yield Figure(f"admission_extra_us_{kind}", _extra(alone, kind, "admission_us"), "us", 500.0)
+        yield Figure(f"admission_extra_us_{kind}", _extra(later, kind, "admission_us"), "us", 500.0)
     for kind in compared:
-        yield Figure(f"decode_extra_us_{kind}", _extra(alone, kind, "decode_us"), "us", 0.0)
+        yield Figure(f"admission_after_idle_extra_us_{kind}", _extra(first, kind, "admission_us"), "us", 500.0)
+    for kind in compared:
+        yield Figure(f"decode_extra_us_{kind}", _extra(later, kind, "decode_us"), "us", 0.0)
 
 
 def _extra(rounds: Rounds, kind: str, name: str) -> float:

@@ -43,7 +43,7 @@ def chats(round_number: int) -> Iterator[Chat]:
             yield Chat(f"chat-{round_number}-{system}-{chat}", said)
 
 
-def alone(round_number: int, engine: int) -> dict[str, list[int]]:
-    """Returns prompts that no other engine and no other round has."""
-    names = [f"alone-{round_number}-{engine}-{number}" for number in range(ALONE_PROMPTS)]
+def alone(round_number: int, wave: int, engine: int) -> dict[str, list[int]]:
+    """Returns prompts that no other engine has, and no other wave."""
+    names = [f"alone-{round_number}-{wave}-{engine}-{number}" for number in range(ALONE_PROMPTS)]
     return {name: tokens(name, ALONE_TOKENS) for name in names}

@@ -102,7 +102,7 @@ from kvharbor.client.results import (
     WarmTask,
     WatchEvent,
 )
-from kvharbor.client.runs import BlockRun
+from kvharbor.client.runs import NO_BLOCKS, BlockRun
 from kvharbor.client.sequence import Sequence
 from kvharbor.client.sessions import SessionHolding, SessionInfo, SessionMember
 from kvharbor.client.status_page import StatusPage
@@ -111,6 +111,7 @@ from kvharbor.client.traffic import Miss, TimeHistogram, TrafficStats
 from kvharbor.client.watch import Watch
 
 __all__ = [
+    "NO_BLOCKS",
     "Acquired",
     "AdminRequired",
     "BlockCalls",

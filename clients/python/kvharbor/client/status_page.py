@@ -4,9 +4,6 @@ import mmap
 import os
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from kvharbor.client.errors import HarborClosed, ServiceBug
 from kvharbor.client.side import SideSocket
 
@@ -24,7 +21,7 @@ class StatusPage:
     def __init__(self, pool_id: str, fd: int) -> None:
         self.pool_id = pool_id
         self._map = mmap.mmap(fd, _WORD_COUNT * _WORD_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
-        self._words: npt.NDArray[np.uint64] | None = np.frombuffer(self._map, np.uint64)
+        self._words = memoryview(self._map).cast("Q")
         if self._word(0) != VERSION:
             found = self._word(0)
             self.close()
@@ -66,11 +63,11 @@ class StatusPage:
 
     def close(self) -> None:
         """Unmaps it; reading then raises HarborClosed."""
-        self._words = None
+        self._words.release()
         self._map.close()
 
     def _word(self, index: int) -> int:
-        words = self._words
-        if words is None:
-            raise HarborClosed("the harbor is closed, and its status pages with it: connect again")
-        return int(words[index])
+        try:
+            return self._words[index]
+        except ValueError:
+            raise HarborClosed("the harbor is closed, and its status pages with it: connect again") from None

@@ -66,9 +66,11 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
         self.when_empty: Callable[[], object] | None = None
         self.when_reset: Callable[[], object] | None = None
         self.available_elsewhere: Callable[[], int] = int
-        self._filled: list[Filled] = []
+        self.filled: list[Filled] = []
+        """What is to be published, in the order of parents before children."""
+        self.released: list[_Pair] = []
+        """What the session needs not hold any more, what is to be evicted first in front."""
         self._unpublished: set[int] = set()
-        self._released: list[_Pair] = []
 
     # What comes from the service
 
@@ -118,16 +120,11 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
         """Whether the service knows what is in a block of the index."""
         return block.block_id not in self._unpublished
 
-    @property
-    def has_released(self) -> bool:
-        """Whether there is something to release."""
-        return bool(self._released)
-
     # What goes to the service
 
     def take_filled(self) -> list[Filled]:
-        """Returns what has been given hashes since the last call, in the order of parents before children."""
-        filled, self._filled = self._filled, []
+        """Returns what has been given hashes since the last call."""
+        filled, self.filled = self.filled, []
         return filled
 
     def published(self, filled: Iterable[Filled]) -> None:
@@ -149,8 +146,8 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
                 self.free_block_queue.prepend_n([block])
 
     def take_released(self) -> BlockRun:
-        """Returns what the session needs not hold any more, what is to be evicted first in front."""
-        released, self._released = self._released, []
+        """Returns what is to be released since the last call."""
+        released, self.released = self.released, []
         return BlockRun.of(released)
 
     def give_back_free(self, count: int) -> None:
@@ -167,7 +164,7 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
         What was to be published is not; what is not in use goes back.
         """
         self.outdated_requests = set(request_ids)
-        self._filled.clear()
+        self.filled.clear()
         self.cached_block_hash_to_block = BlockHashToBlockMap()
         for block_id in self._unpublished:
             block = self.blocks[block_id]
@@ -222,7 +219,7 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
         full = [block.block_id for block in blocks[num_cached_blocks:num_full_blocks]]
         parent = blocks[num_cached_blocks - 1].block_id if num_cached_blocks else None
         self._unpublished.update(full)
-        self._filled.append(
+        self.filled.append(
             Filled(
                 request.request_id,
                 None if parent is None else (parent, self.held[parent]),
@@ -280,4 +277,4 @@ class HarborBlockPool(BlockPool):  # type: ignore[misc]
 
     def _give_back(self, block: KVCacheBlock) -> None:
         self._maybe_evict_cached_block(block)
-        self._released.append((block.block_id, self.held.pop(block.block_id)))
+        self.released.append((block.block_id, self.held.pop(block.block_id)))

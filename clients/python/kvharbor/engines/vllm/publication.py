@@ -5,19 +5,11 @@ bytes that are not there yet. Those who wait for them are told that the step is 
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from kvharbor.client import BlockRun, CommitChain, Namespace
+from kvharbor.client import NO_BLOCKS, BlockRun, CommitChain, Namespace
 from kvharbor.engines.vllm.blocks import Filled, HarborBlockPool
 from kvharbor.engines.vllm.owner import BlockCalls
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    output: Any
-    filled: list[Filled]
 
 
 class Publication:
@@ -28,12 +20,7 @@ class Publication:
         self._calls = calls
         self._computing = calls.computing
         self.namespace = namespace
-        self._under_way: deque[_Step] = deque()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no step is under way."""
-        return not self._under_way
+        self._under_way: deque[tuple[Any, list[Filled]]] = deque()
 
     def scheduled(self, output: Any) -> None:
         """Takes in what a step fills.
@@ -41,13 +28,7 @@ class Publication:
         What was given hashes for a request that this step leaves out after all, as one of more priority has taken its
         place, is never written, and loses them again.
         """
-        kept: list[Filled] = []
-        for filled in reversed(self._pool.take_filled()):
-            if filled.request_id in output.num_scheduled_tokens:
-                kept.append(filled)
-            else:
-                self._pool.withdraw(filled)
-        self._under_way.append(_Step(output, kept[::-1]))
+        self._under_way.append((output, self._kept(output) if self._pool.filled else []))
         if output.total_num_scheduled_tokens:
             self._computing.begin()
 
@@ -55,9 +36,10 @@ class Publication:
         """Publishes what this step has filled; vLLM tells of steps in the order in which it has scheduled them."""
         self._computing.end()
         while self._under_way:
-            step = self._under_way.popleft()
-            self._publish(step.filled)
-            if step.output is output:
+            of_output, filled = self._under_way.popleft()
+            if filled:
+                self._publish(filled)
+            if of_output is output:
                 break
         if self._under_way:
             self._computing.begin()
@@ -68,18 +50,25 @@ class Publication:
 
     def forget(self) -> None:
         """What is under way is not published any more, as its hashes are void."""
-        for step in self._under_way:
-            step.filled.clear()
+        for _, filled in self._under_way:
+            filled.clear()
 
-    def _publish(self, filled: Iterable[Filled]) -> None:
-        listed = [*filled]
-        if listed:
-            self._calls.commit([self._chain(each) for each in listed])
-            self._pool.published(listed)
+    def _kept(self, output: Any) -> list[Filled]:
+        kept = []
+        for filled in reversed(self._pool.take_filled()):
+            if filled.request_id in output.num_scheduled_tokens:
+                kept.append(filled)
+            else:
+                self._pool.withdraw(filled)
+        return kept[::-1]
+
+    def _publish(self, filled: list[Filled]) -> None:
+        self._calls.commit([self._chain(each) for each in filled])
+        self._pool.published(filled)
 
     def _chain(self, filled: Filled) -> CommitChain:
         return CommitChain(
-            parent=BlockRun.of(() if filled.parent is None else (filled.parent,)),
+            parent=NO_BLOCKS if filled.parent is None else BlockRun.of([filled.parent]),
             blocks=BlockRun.of(filled.pairs),
             keys=b"".join(filled.keys),
             namespace=self.namespace,

@@ -48,6 +48,19 @@ class Room:
         self.running_count = running_count
         self._dry = False
 
+    def is_settled(self, running_count: int) -> bool:
+        """Whether so many ran in the last step too, with a block left for the next one, and nobody wants it.
+
+        `trim` would change nothing then, if nothing is owed.
+        """
+        free_count = self._pool.free_block_queue.num_free_blocks
+        if free_count > 1 or self._dry or not running_count or running_count != self.running_count:
+            return False
+        status = self._calls.status
+        if status.waiting_count or status.recall_count != self._recall_count:
+            return False
+        return free_count == 1 or (self._store is not None and len(self._store) >= self._store.target_block_count)
+
     def require(self, count: int, *, growth: bool) -> bool:
         """Has at least so many free blocks, or returns False with no more than before."""
         missing = count - self.free_count
@@ -55,7 +68,7 @@ class Room:
 
     def when_empty(self) -> None:
         """Looks for a block when vLLM finds none free: for the next running request that has filled its last one."""
-        if self._pool.has_released:
+        if self._pool.released:
             # A request has just made place for others.
             self._flush()
             self._dry = False

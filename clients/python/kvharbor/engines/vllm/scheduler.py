@@ -2,7 +2,8 @@
 
 A step is `schedule` (ask for those who wait, then vLLM's own scheduling, which only sees what is held) and
 `update_from_output` (the step has run: publish what it has filled, then vLLM's own update, then tell the service what
-is not needed any more). A decode step makes no call but where a block fills up and the store of leased ones is empty.
+is not needed any more). A decode step makes no call but where a block fills up and the store of leased ones is empty;
+where none does it is little more than vLLM's own step.
 """
 
 import dataclasses
@@ -76,12 +77,17 @@ class HarborSchedulerMixin:
 
     def schedule(self, *arguments: Any, **keywords: Any) -> Any:
         """Schedules a step with what is held, after asking for those who wait."""
-        self._room.begin_step(len(self.running))
-        self._admission.prepare(self)
-        self._make_room()
+        pool, is_calm = self._pool, self._is_calm()
+        free_count = pool.free_block_queue.num_free_blocks
+        if not is_calm:
+            self._room.begin_step(len(self.running))
+            self._admission.prepare(self)
+            self._make_room()
         output = super().schedule(*arguments, **keywords)  # type: ignore[misc]
         setattr(output, STAMP, self._stamp)
         self._publication.scheduled(output)
+        if is_calm and not pool.released and pool.free_block_queue.num_free_blocks == free_count:
+            return output
         self._admission.admitted(output.num_scheduled_tokens)
         self._room.begin_step(len(self.running))
         self._room.trim(self._owed())
@@ -98,8 +104,10 @@ class HarborSchedulerMixin:
             outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         finally:
             self._taking_in = False
-        self._publication.written()
-        self._give_back_idle()
+        if self._pool.filled:
+            self._publication.written()
+        if not self.running or self._pool.released:
+            self._give_back_idle()
         return outputs
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
@@ -132,6 +140,16 @@ class HarborSchedulerMixin:
 
     # Inside
 
+    def _is_calm(self) -> bool:
+        """Whether nobody waits and nothing is on its way, so that only what runs can change what is held."""
+        return not (
+            self._pool.released
+            or self.waiting
+            or self._inflight_prefills
+            or self.kv_holding_waiting
+            or self._admission.is_busy
+        ) and self._room.is_settled(len(self.running))
+
     def _make_room(self) -> None:
         """Has free blocks for the prompts that are on their way, and gives up newcomers where there are too few."""
         while not self._room.require(self._owed(), growth=not self._admission.lacking):
@@ -142,8 +160,6 @@ class HarborSchedulerMixin:
     def _owed(self) -> int:
         """Free blocks that admitted prompts still need, those that may enter, and sessions whose input goes on."""
         owed = self._admission.lacking
-        if not self._inflight_prefills and not self.kv_holding_waiting:  # as when all decode
-            return owed
         tables = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         for request in [*self._inflight_prefills, *self.kv_holding_waiting]:
             if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING):
@@ -158,7 +174,7 @@ class HarborSchedulerMixin:
         self._flush()
 
     def _flush(self) -> None:
-        if self._pool.has_released:
+        if self._pool.released:
             released = self._pool.take_released()
             self._admission.note_released(released)
             self._calls.release(released)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvharbor.client import Acquired, BlockRun, Chain, EpochEnded, Namespace, Unavailable
+from kvharbor.client import NO_BLOCKS, Acquired, BlockRun, Chain, EpochEnded, Namespace, Unavailable
 from kvharbor.engines.request_blocks import MOST_AHEAD, RequestBlocks
 from kvharbor.engines.spared_calls import SparedCalls
 from kvharbor.engines.vllm_connector.engine import Engine
@@ -53,7 +53,6 @@ class _Admission:
     stores: bool = True
 
 
-NO_BLOCKS = BlockRun.of(())
 Planned = tuple[_Admission, int, int]
 
 
@@ -165,10 +164,10 @@ class SchedulerHalf:
 
     def _look_up(self, requests: Sequence[Request]) -> None:
         """Holds what the pool has of prompts, and leases the rest of each to store it, where there is room."""
-        found = self._acquired([self._chain(request, stores=self._stores) for request in requests])
+        found = self._acquired([self._chain(request, leases=self._stores) for request in requests])
         if found is not None and any(each.refusal is not None for each in found):
             without = [index for index, each in enumerate(found) if each.refusal is not None]
-            again = self._acquired([self._chain(requests[index], stores=False) for index in without])
+            again = self._acquired([self._chain(requests[index], leases=False) for index in without])
             if again is not None:
                 for index, each in zip(without, again, strict=True):
                     found[index] = each
@@ -195,16 +194,15 @@ class SchedulerHalf:
         self._calls.release(BlockRun.join(run for each in found for run in (each.held, each.leased)))
         return None
 
-    def _chain(self, request: Request, *, stores: bool) -> Chain:
+    def _chain(self, request: Request, *, leases: bool) -> Chain:
         # One token at least is left to compute, for its logits.
         keys = request.block_hashes[: (request.num_tokens - 1) // self._block_tokens]
-        return Chain(
-            keys=b"".join(keys),
-            namespace=self._namespace,
-            table_block_count=len(request.block_hashes) if stores else 0,
-            computes=self._stores,
-            uses=self._loads,
-        )
+        chain = Chain(keys=b"".join(keys), namespace=self._namespace)
+        if not self._loads:
+            # It only asks what need not be stored again: who takes nothing is no request that reuses or misses it.
+            return chain
+        table_block_count = len(request.block_hashes) if leases else 0
+        return dataclasses.replace(chain, table_block_count=table_block_count, computes=self._stores, uses=True)
 
     def _give_back_unused(self) -> None:
         """Keeps of the spare blocks those that prompts are still to be stored in, and a few if anything runs [E14]."""

@@ -39,6 +39,14 @@ _SERVICES = {
 }
 
 
+def peek(connection: socket.socket) -> bytes:
+    """What there is to read on an accepted socket that does not block: nothing once the client has closed it."""
+    try:
+        return connection.recv(1)
+    except BlockingIOError:
+        return b"open"
+
+
 class Answers(Protocol):
     """Who answers, whichever process asks."""
 

@@ -65,6 +65,15 @@ class FakeBlocks:
         """Sends what answers nothing, or comes later."""
         self._responses.put(response)
 
+    def grant(self, number: int, result: blocks_pb2.AcquireResult) -> None:
+        """Grants what request `number` waits for."""
+        self.push(stream_pb2.ConverseResponse(number=number, granted=blocks_pb2.Granted(result=result)))
+
+    def recall(self, block_count: int) -> None:
+        """Asks for so many blocks of the pool back."""
+        notice = blocks_pb2.Recall(pool_id=self.sequences.pool_id, block_count=block_count)
+        self.push(stream_pb2.ConverseResponse(recall=notice))
+
     def break_off(self) -> None:
         """Ends the stream, and nothing else."""
         self._responses.put(None)

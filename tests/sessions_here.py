@@ -138,12 +138,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def settled() -> None:
-    """Lets everything run that waits for nothing from outside: what has not happened after it waits for something."""
-    for _ in range(200):
-        await asyncio.sleep(0)
-
-
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     """Runs a scenario."""
     asyncio.run(scenario)

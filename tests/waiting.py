@@ -17,3 +17,9 @@ def until(look: Callable[[], T], is_there: Callable[[T], bool] = bool) -> T:
         assert time.monotonic() < deadline, f"still {seen}"
         os.sched_yield()
     return seen
+
+
+def repeat(call: Callable[[], object]) -> None:
+    """Makes a call until it fails."""
+    while True:
+        call()

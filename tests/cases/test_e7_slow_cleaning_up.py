@@ -21,8 +21,9 @@ from kvharbor.pool import Commit
 from kvharbor.server.session import State
 from kvharbor.server.work_thread import WorkThread
 from raw_caller import RawCaller, greeted, hello
+from scenarios import settled
 from session_worker import SessionWorker
-from sessions_here import run, sessions_here, settled, until
+from sessions_here import run, sessions_here, until
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@
 The services run in a small memory cgroup: a memfd's fallocate does not fail beyond its limit, the kernel kills.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import numpy as np
 import pytest
 
 from contract.leaks import mapped_arenas
+from integration.client_kinds import after_epochs
 from integration.client_worker import LAYOUT, WorkerProcess
-from kvharbor.client import EpochEnded, InsufficientMemory, Pool, PoolStats, connect
+from kvharbor.client import InsufficientMemory, connect
 from memory_cgroup import Cgroup, memory_cgroup
 from service_process import ServiceProcess
 
@@ -61,7 +61,7 @@ def test_f6_the_next_service_starts_and_the_worker_lets_go(start: Start) -> None
             held.commit(16)
         service.kill()
         start()
-        stats = after_epoch(pool)
+        stats = after_epochs(pool.stats)
         assert (stats.total_bytes, stats.cached_block_count) == (BLOCK_COUNT * LAYOUT.block_bytes, 0)
         assert not np.any(view)
         assert len([line for line in mapped_arenas() if "kvharbor-f6" in line]) == 1
@@ -96,7 +96,7 @@ def test_f6_a_declared_pool_waits_for_a_worker_that_lets_go_when_it_hears_of_the
         assert not pool.views.numpy("k", 0).any()
         service.kill()
         start(config)
-        assert after_epoch(pool).total_bytes == BLOCK_COUNT * LAYOUT.block_bytes
+        assert after_epochs(pool.stats).total_bytes == BLOCK_COUNT * LAYOUT.block_bytes
 
 
 def test_f6_a_declared_pool_waits_for_a_worker_to_end(start: Start, tmp_path: Path) -> None:
@@ -133,10 +133,3 @@ def declaring(folder: Path) -> str:
         f"block_tokens = {LAYOUT.block_tokens}\nplanes = [{planes}]\n"
     )
     return f"--config={file}"
-
-
-def after_epoch(pool: Pool) -> PoolStats:
-    """Asks again after the epoch has ended under the question."""
-    while True:
-        with contextlib.suppress(EpochEnded):
-            return pool.stats()

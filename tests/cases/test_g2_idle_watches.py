@@ -18,6 +18,8 @@ from raw_caller import RawCaller
 from scraping import scrape
 from service_process import ServiceProcess
 
+pytestmark = pytest.mark.alone
+
 PROCESS_COUNT = 3
 STREAMS_A_PROCESS = 36
 """In all more than any usual number of handler threads."""

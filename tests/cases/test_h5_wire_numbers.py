@@ -13,6 +13,8 @@ from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import types_pb2
 from raw_caller import RawCaller, refused, tokens
 
+pytestmark = pytest.mark.alone
+
 MOST_ANSWER_S = 0.1
 LARGEST = 2**63 - 1
 NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]

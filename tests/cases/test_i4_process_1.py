@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from process_tree import children_of
 from service_process import ServiceProcess
 from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
-
-
-def children_of(pid: int) -> list[int]:
-    """Returns the children of a process, zombies too."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_sleep(pid: int) -> bool:

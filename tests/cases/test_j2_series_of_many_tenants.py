@@ -103,6 +103,7 @@ async def _longest_step_s(metrics: Metrics) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("_many_descriptors")
 def test_five_thousand_tenants_make_a_bounded_scrape() -> None:
     """J2: 100 tenants, pools and engines have series, the rest are summed under "other"; a scrape takes < 250 ms."""

@@ -12,7 +12,7 @@ from kvharbor.pool import POLICIES, Pool, Prompt
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.steps import finish
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -20,7 +20,7 @@ from kvharbor.gpumem import DataType, Layout
 from scraping import scrape
 from service_process import ServiceProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 BLOCK_COUNT = 100_000
 # Far above what a slice takes, far below what an undivided request of this size would (0.2 s and more): in the quickest

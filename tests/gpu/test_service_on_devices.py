@@ -1,27 +1,24 @@
 """A service with pools on a device, and workers in processes of their own: who sees what, and who survives whom."""
 
-import contextlib
 import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from bench.figures import seconds
 from conftest import StartService
 from gpu.conftest import Place, StartWorker
-from kvharbor.client import EpochEnded, connect
+from integration.client_kinds import after_epochs
+from kvharbor.client import connect
 from kvharbor.gpumem import DataType, Layout, Plane, device_of
 from kvharbor.gpumem.devices import memory_of
 from raw_caller import greeted, hello
 from service_process import ServiceProcess
 from waiting import until
 
-T = TypeVar("T")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 GRACE_S = 1.0
@@ -166,7 +163,7 @@ def test_a_new_epoch_has_memory_of_its_own(place: Place, tmp_path: Path, start_w
             worker.keep_view()
         service.kill()
     with started(place, tmp_path) as service:
-        until_next_epoch(worker.free_block_count)
+        after_epochs(worker.free_block_count)
         here, epoch_count, moved_count = worker.place()
         if place.arena == "cuda_vmm":
             assert (here, epoch_count, moved_count) == (address, 1, 0)
@@ -191,7 +188,7 @@ def test_without_its_keeper_the_memory_is_lost(place: Place, tmp_path: Path, sta
         worker.put(PROMPT, STAMPS)
         os.kill(int(service.entries("keeper began")[-1]["pid"]), signal.SIGKILL)
         service.wait_for("ready", 2)
-        until_next_epoch(worker.free_block_count)
+        after_epochs(worker.free_block_count)
         assert worker.allocate("again", PROMPT).cached_tokens == 0
         worker.stamp("again", 0, STAMPS)
         assert worker.read("again", 0, len(PROMPT)) == STAMPS
@@ -212,7 +209,7 @@ def test_f6_a_pool_of_most_of_the_device_comes_again(place: Place, tmp_path: Pat
         assert memory_of(device).free_bytes < size_bytes
         service.kill()
     with harbor, started(place, tmp_path, memory=f"{size_bytes}B") as service:
-        stats = until_next_epoch(pool.stats)
+        stats = after_epochs(pool.stats)
         assert (stats.free_block_count, stats.cached_block_count) == (size_bytes // block_bytes, 0)
         assert [info.name for info in harbor.list_pools()] == ["f6"]
         harbor.close()
@@ -225,10 +222,3 @@ def started(place: Place, folder: Path, **flags: str) -> ServiceProcess:
     service = ServiceProcess(folder / "kv.sock", *arguments, environment=place.cuda.environment)
     service.wait_for("ready")
     return service
-
-
-def until_next_epoch(ask: Callable[[], T]) -> T:
-    """Asks again after the epoch has ended under the question."""
-    while True:
-        with contextlib.suppress(EpochEnded):
-            return ask()

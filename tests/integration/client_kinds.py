@@ -1,19 +1,23 @@
 """Both clients behind one blocking face, so that a test's body says once what both must do."""
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from kvharbor.client import Warm, WarmTask, aio, connect
+import pytest
+
+from kvharbor.client import EpochEnded, Warm, WarmTask, aio, connect
 
 KINDS = ("sync", "asyncio")
+Connect = Callable[..., Any]
+T = TypeVar("T")
 
 
-@contextmanager
-def connector(kind: str) -> Iterator[Callable[..., Any]]:
+@contextlib.contextmanager
+def connector(kind: str) -> Iterator[Connect]:
     """Yields a blocking `connect`; closes the harbors that it made."""
     runner = asyncio.Runner()
     harbors: list[Any] = []
@@ -33,6 +37,20 @@ def connector(kind: str) -> Iterator[Callable[..., Any]]:
         finally:
             for harbor in harbors:
                 harbor.close()
+
+
+def after_epochs(call: Callable[[], T]) -> T:
+    """Makes a call again that an epoch has ended under."""
+    while True:
+        with contextlib.suppress(EpochEnded):
+            return call()
+
+
+@pytest.fixture(params=KINDS)
+def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Connects with the client under test."""
+    with connector(request.param) as start:
+        yield start
 
 
 class _Blocking:

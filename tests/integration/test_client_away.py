@@ -2,28 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT, WorkerProcess, pool_size, read, stamp
 from kvharbor.client import Pool, connect
 from kvharbor.client import Sequence as PoolSequence
 from service_process import DEADLINE_S, ServiceProcess
 
-StartService = Callable[..., ServiceProcess]
-Connect = Callable[..., Any]
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
 
 
 def test_a_sequence_goes_on_through_the_death_of_the_process(open_harbor: Connect, service: ServiceProcess) -> None:
@@ -175,13 +164,14 @@ def test_calls_that_are_not_sent_twice_to_a_process_go_to_the_next(
 ) -> None:
     """C8: a warm-up under way when the process dies is made by the next, and nothing is left of the first."""
     pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(16))
-    for _ in range(2):
+    for ready_count in (2, 4):
         service.kill_child()
         sequence = pool.warmup(range(16), "w", ttl_s=600).sequence
         if sequence is not None:
             sequence.commit(16)
             sequence.release()
         assert (pool.stats().sequence_count, pool.stats().warm_block_count) == (0, 1)
+        service.wait_for("ready", ready_count)  # it may serve before it says so
         service.restart_child()
         pool.unwarm("w")
 

@@ -3,40 +3,27 @@
 Where a kernel would write, the tests write by the driver. See tests/cuda_stub/README.md.
 """
 
-import contextlib
 import dataclasses
-import itertools
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import cuda_stub
 from conftest import StartService
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect, after_epochs
 from integration.client_worker import LAYOUT, pool_size
-from kvharbor.client import EpochEnded, PoolDevicesMismatch, PoolInUse, connect
+from kvharbor.client import PoolDevicesMismatch, PoolInUse, connect
 from kvharbor.gpumem import driver
 from kvharbor.gpumem.devices import current
 from service_process import ServiceProcess
 
-Connect = Callable[..., Any]
 PARTED = dataclasses.replace(LAYOUT, tp_size=2)
-_NUMBERS = itertools.count()
 PAGE_BYTES = LAYOUT.planes[0].page_bytes
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _closed_in_the_end(stub_devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The driver is the stub, and what is made there by a test ends with it."""
-    monkeypatch.setenv("KVHARBOR_CUDA_RUNTIME", "driver")
-    before = cuda_stub.live_count()
-    yield
-    assert cuda_stub.live_count() == before
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_here")]
 
 
 @pytest.fixture(scope="module", params=["cuda_ipc", "cuda_vmm"])
@@ -57,19 +44,6 @@ def shared(start_service: StartService, arena: str, stub_devices: tuple[str, str
     return start_on_devices(start_service, arena, stub_devices)
 
 
-@pytest.fixture
-def pool_name() -> str:
-    """The name of a pool of the test's own."""
-    return f"p{next(_NUMBERS)}"
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as connected:
-        yield connected
-
-
 def write_page(memory: Any, layer: int, block: int, content: bytes) -> None:
     """Stores a page of K."""
     with current(memory.mapping.device):
@@ -86,12 +60,6 @@ def read_page(memory: Any, layer: int, block: int) -> bytes:
 def page(number: int) -> bytes:
     """The content of a page."""
     return bytes([number]) * PAGE_BYTES
-
-
-def until_the_next_epoch(call: Callable[[], Any]) -> Any:
-    while True:
-        with contextlib.suppress(EpochEnded):
-            return call()
 
 
 READER = """
@@ -241,7 +209,7 @@ def test_memory_stays_through_the_services_process_and_comes_anew_in_a_new_epoch
             assert read_page(other.open_pool("p", LAYOUT).memory, 0, block) == page(5)
     service.kill()
     start_on_devices(start_fresh, arena, stub_devices, socket=service.socket)
-    assert until_the_next_epoch(pool.stats).free_block_count == 8
+    assert after_epochs(pool.stats).free_block_count == 8
     assert read_page(pool.memory, 0, block) == page(0)
     if pool.memory.moves:
         assert moved.get_nowait() is pool.views is not views

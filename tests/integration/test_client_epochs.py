@@ -1,37 +1,19 @@
 """A service that is gone with its state, and the next one at the same place: real processes, kill -9."""
 
-import contextlib
-import os
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from integration.client_kinds import KINDS, connector
+from conftest import StartService
+from integration.client_kinds import Connect, after_epochs
 from integration.client_worker import LAYOUT, pool_size, read, stamp
 from kvharbor.client import EpochEnded, InsufficientMemory, SessionLost, StaleEpoch, connect
-from service_process import DEADLINE_S, ServiceProcess
+from service_process import DEADLINE_S
+from waiting import until
 
-StartService = Callable[..., ServiceProcess]
-Connect = Callable[..., Any]
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
-
-
-def after_epoch(call: Callable[[], Any]) -> Any:
-    """Makes a call again that an epoch has ended under."""
-    while True:
-        with contextlib.suppress(EpochEnded):
-            return call()
 
 
 def test_an_engine_goes_on_in_the_next_epoch(open_harbor: Connect, start_fresh: StartService, tmp_path: Path) -> None:
@@ -48,7 +30,7 @@ def test_an_engine_goes_on_in_the_next_epoch(open_harbor: Connect, start_fresh: 
     held.commit(20)
     first.kill()
     second = start_fresh(socket=place)
-    assert after_epoch(pool.stats).free_block_count == 8
+    assert after_epochs(pool.stats).free_block_count == 8
     assert told == [(old_epoch, harbor.epoch)]
     assert harbor.epoch == second.wait_for("ready")["epoch"]
     assert pool.id != old_id
@@ -79,7 +61,7 @@ def test_engines_of_any_size_notation_find_one_pool(start_fresh: StartService, t
         pools = [one.open_pool("p", LAYOUT, pool_size(8) + 7), two.open_pool("p", LAYOUT)]
         service.kill()
         start_fresh(socket=place)
-        assert {after_epoch(pool.stats).pool_id for pool in pools} == {pools[0].id}
+        assert {after_epochs(pool.stats).pool_id for pool in pools} == {pools[0].id}
         assert pools[0].id == pools[1].id
 
 
@@ -93,7 +75,7 @@ def test_without_on_epoch_the_harbor_is_over_and_a_new_one_begins(start_fresh: S
     service.kill()
     start_fresh(socket=place)
     with pytest.raises(SessionLost, match="connect again"):
-        after_epoch(pool.stats)
+        after_epochs(pool.stats)
     with connect(service.target) as again:
         stale = again.open_pool("p", LAYOUT, pool_size(8))
         stale.calls.pool_id = held.id.rsplit(".", 2)[0]
@@ -137,8 +119,7 @@ def test_the_epoch_ends_under_calls_that_wait(start_fresh: StartService, tmp_pat
 
         thread = threading.Thread(target=engine)
         thread.start()
-        while not pool.stats().waiting_count:
-            os.sched_yield()
+        until(lambda: pool.stats().waiting_count)
         service.kill()
         start_fresh(socket=place)
         thread.join(DEADLINE_S)

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.client_kinds import KINDS, connector
+from conftest import StartService
+from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT, pool_size
 from kvharbor.client import (
     CursorOutOfRange,
@@ -26,16 +27,7 @@ from kvharbor.client import (
 )
 from service_process import ServiceProcess
 
-StartService = Callable[..., ServiceProcess]
 pytestmark = pytest.mark.slow
-Connect = Callable[..., Any]
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
 
 
 class Stopped:

@@ -6,20 +6,12 @@ from typing import Any
 
 import pytest
 
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT, pool_size, read, serve_member, stamp
 from kvharbor.client import HarborError, PoolNotFound, RankTaken, SessionLost, SessionRequired, connect
 from service_process import DEADLINE_S, ServiceProcess
 
-Connect = Callable[..., Any]
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
 
 
 def test_a_member_reads_what_the_leader_has_written(open_harbor: Connect, service: ServiceProcess) -> None:

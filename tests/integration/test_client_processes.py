@@ -2,29 +2,15 @@
 
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from integration.client_worker import BLOCK_TOKENS, LAYOUT, WorkerProcess, pool_size
 from kvharbor.client import HandoffNotFound, PoolExhausted, Shadow, connect
-from service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., WorkerProcess]
-
-
-@pytest.fixture
-def target(shared_service: ServiceProcess) -> str:
-    """The address of a service; each test has a pool of its own there."""
-    return shared_service.target
-
-
-@pytest.fixture
-def pool_name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test's pool has."""
-    return f"processes-{zlib.crc32(request.node.nodeid.encode()):x}"
 
 
 @pytest.fixture

@@ -15,12 +15,6 @@ DEVICE_BYTES = 64 * 2**20
 TOKENS = range(100, 132)
 
 
-@pytest.fixture
-def device() -> str:
-    """A device of its own."""
-    return cuda_stub.new_uuid()
-
-
 @pytest.fixture(params=["cuda_vmm", "cuda_ipc"])
 def service(request: pytest.FixtureRequest, device: str, start_fresh: StartService) -> ServiceProcess:
     """A service whose pools lie on the device."""

@@ -13,17 +13,13 @@ import pytest
 
 from cpp_worker import WORKER, CppError, CppWorker, require_build
 from kvharbor.v1 import side_pb2, types_pb2
+from side_frames import frame
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SIZE_BYTES = 2**16
 WELCOME = side_pb2.SideResponse(welcome=side_pb2.Welcome(session_id="s1", session_token="secret", epoch="e1"))
 NOTICE = side_pb2.SideResponse(warm_tasks_pending=side_pb2.WarmTasksPending(pool_id="p1"))
 Peer = Callable[[Callable[[socket.socket], None]], Path]
-
-
-def frame(response: side_pb2.SideResponse) -> bytes:
-    payload = response.SerializeToString()
-    return struct.pack("<I", len(payload)) + payload
 
 
 def attached(*, block_count: int = 8, part: int = 0) -> side_pb2.SideResponse:

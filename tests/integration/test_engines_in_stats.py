@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,12 +73,6 @@ Stats = Callable[[], PoolStats]
 def service(start_service: StartService) -> ServiceProcess:
     """One service for the module; each test has a pool of its own there."""
     return start_service(metrics_listen="127.0.0.1:0")
-
-
-@pytest.fixture
-def pool_name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test's pool has."""
-    return f"engines-{zlib.crc32(request.node.nodeid.encode()):x}"
 
 
 @pytest.fixture

@@ -23,13 +23,6 @@ from service_process import ServiceProcess
 REFUSAL_S = 1.0
 
 
-@pytest.fixture
-def caller(harbor: str) -> Iterator[RawCaller]:
-    """A session with the shared service."""
-    with RawCaller(harbor) as session:
-        yield session
-
-
 def refusal(caller: RawCaller, method: Any, request: Any) -> Refused:
     """Returns what a call is refused with, which must be soon."""
     start = time.perf_counter()

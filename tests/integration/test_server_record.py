@@ -25,13 +25,6 @@ from service_process import DEADLINE_S, ServiceProcess
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def caller(harbor: str) -> Iterator[RawCaller]:
-    """A session with the shared service; it is an administrator's."""
-    with RawCaller(harbor) as session:
-        yield session
-
-
 def record(caller: RawCaller, pool_id: str) -> Any:
     """Begins a recording; returns the stream once it has begun."""
     stream = caller.call(caller.cache.Record, cache.RecordRequest(pool_id=pool_id))
@@ -125,6 +118,9 @@ def test_what_is_acquired_is_told_of_too(harbor: str, caller: RawCaller) -> None
             recorded = record(caller, pool_id)
             (probed,) = stream.acquire(pool_id, chain(1, 2))
             assert not probed.status.code
+            caller.allocate(pool_id, *[9] * BLOCK_TOKENS)
+            (standing_back,) = stream.acquire(pool_id, chain(9, table_block_count=1, unless_pending=True))
+            assert standing_back.HasField("pending")
             (one, too_large) = stream.acquire(pool_id, chain(1, 2, table_block_count=4), chain(7, table_block_count=30))
             assert too_large.status.reason
             stream.ask(commit_blocks=committing(pool_id, first(one.leased, 2), 1, 2))

@@ -14,6 +14,7 @@ from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, refused, tokens
 from service_process import ServiceProcess
+from waiting import until
 
 SERVICES = ("", "kvharbor.v1.CacheService", "kvharbor.v1.PoolService")
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -41,8 +42,7 @@ def test_a_waiting_call_and_a_new_one_are_told_of_the_end(start_fresh: StartServ
         caller.call(caller.cache.Allocate, cache.AllocateRequest(pool_id=pool_id, token_ids=tokens(1)))
         request = cache.AllocateRequest(pool_id=pool_id, token_ids=tokens(2), wait=duration_pb2.Duration(seconds=60))
         waiting = caller.cache.Allocate.future(request, metadata=caller.metadata)
-        while not caller.call(caller.cache.Stats, cache.StatsRequest(pool_id=pool_id)).pools[0].waiting_count:
-            pass
+        until(lambda: caller.stats(pool_id).waiting_count)
         asked_at = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
         assert next(health).status == NOT_SERVING

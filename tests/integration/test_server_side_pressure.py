@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,19 +11,19 @@ from conftest import StartService
 from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import side_pb2
 from raw_caller import RawCaller, answer
+from side_frames import frame
 
 MOST_REQUESTS = 50_000
 
 
 def ask_until_blocked(caller: RawCaller, pool_id: str) -> int:
     """Sends Attach after Attach until the service does not take the next; returns how many went."""
-    encoded = side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id)).SerializeToString()
-    frame = struct.pack("<I", len(encoded)) + encoded
+    encoded = frame(side_pb2.SideRequest(attach=side_pb2.Attach(pool_id=pool_id)))
     caller.side.settimeout(0.5)
     asked = 0
     with contextlib.suppress(TimeoutError):
         while asked < MOST_REQUESTS:
-            caller.side.sendall(frame)
+            caller.side.sendall(encoded)
             asked += 1
     return asked
 

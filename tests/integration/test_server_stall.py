@@ -13,6 +13,7 @@ from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import BLOCK_TOKENS, RawCaller, tokens
 from service_process import ServiceProcess
+from waiting import until
 
 pytestmark = pytest.mark.slow
 WAIT_S = 3
@@ -50,8 +51,7 @@ def test_an_allocate_that_waits_and_a_handoff_outlive_a_stall(start_fresh: Start
             metadata=caller.metadata,
         )
         stats = cache.StatsRequest(pool_id=pool_id)
-        while not caller.call(caller.cache.Stats, stats).pools[0].waiting_count:
-            pass
+        until(lambda: caller.stats(pool_id).waiting_count)
         with stopped(service):
             pass
         assert caller.call(caller.cache.Stats, stats).pools[0].waiting_count == 1

@@ -1,10 +1,8 @@
 """Watch over the wire: snapshot, events, resumption and every way to end."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import pytest
 
 from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
@@ -12,13 +10,6 @@ from kvharbor.v1 import cache_service_pb2_grpc
 from kvharbor.v1 import pool_service_pb2 as pools
 from raw_caller import RawCaller, Refused, refused, tokens
 from service_process import ServiceProcess
-
-
-@pytest.fixture
-def caller(harbor: str) -> Iterator[RawCaller]:
-    """A session with the shared service."""
-    with RawCaller(harbor) as session:
-        yield session
 
 
 def watch(caller: RawCaller, pool_id: str, start_revision: int = 0) -> Any:

@@ -12,8 +12,9 @@ from kvharbor.pool import Pool
 from kvharbor.pool.steps import Steps
 from kvharbor.server.members import Member
 from kvharbor.server.session import Session
+from scenarios import settled
 from session_worker import SessionWorker
-from sessions_here import SessionsHere, run, sessions_here, settled, until
+from sessions_here import SessionsHere, run, sessions_here, until
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,12 +21,6 @@ PREFIX = range(1, 4097)
 PREFIX_BLOCKS = 4096 // LAYOUT.block_tokens
 LONG_S = 30.0
 Start = Callable[[Any], WorkerProcess]
-
-
-@pytest.fixture
-def pool_name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test's pool has."""
-    return f"flight-{zlib.crc32(request.node.nodeid.encode()):x}"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import pytest
 from google.protobuf import duration_pb2
 
 from integration.stream_pools import Parties, Party
@@ -11,6 +12,8 @@ from integration.stream_pools import parties as parties
 from kvharbor.v1 import blocks_pb2, types_pb2
 from raw_stream import chain, count, leasing, releasing
 from waiting import DEADLINE_S, until
+
+pytestmark = pytest.mark.alone
 
 POOL_BLOCKS = 20
 LARGEST = 18

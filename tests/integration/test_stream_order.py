@@ -14,13 +14,6 @@ SHARED = "stream-order"
 
 
 @pytest.fixture
-def caller(harbor: str) -> Iterator[RawCaller]:
-    """A session."""
-    with RawCaller(harbor) as session:
-        yield session
-
-
-@pytest.fixture
 def stream(caller: RawCaller) -> Iterator[RawStream]:
     """Its stream."""
     with RawStream(caller) as opened:

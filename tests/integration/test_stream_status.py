@@ -20,6 +20,8 @@ from raw_stream import RawStream, count, first, leasing, releasing
 from service_process import ServiceProcess
 from waiting import until
 
+pytestmark = pytest.mark.alone
+
 LONG = duration_pb2.Duration(seconds=20)
 
 

@@ -1,4 +1,4 @@
-"""Upgrades that do not go straight: to what cannot start, and from what is not ready. And recoveries that hang."""
+"""Upgrades: in order, to what cannot start, and from what is not ready. And recoveries that hang."""
 
 import signal
 import subprocess
@@ -6,11 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 import start_hooks
 from conftest import StartService
-from raw_caller import RawCaller
+from integration.supervised import server_info
+from kvharbor.v1 import cache_service_pb2 as cache
+from raw_caller import RawCaller, refused
 from service_process import DEADLINE_S, ServiceProcess
 from waiting import until
 
@@ -71,6 +74,53 @@ def memfds_of(pid: int, name: str) -> list[Path]:
     """Returns the anonymous files of a process that have a name."""
     found = Path(f"/proc/{pid}/fd").iterdir()
     return [each for each in found if str(each.readlink()).startswith(f"/memfd:{name} ")]
+
+
+def test_an_upgrade_is_a_restart_in_order(start_fresh: StartService, tmp_path: Path) -> None:
+    """SIGHUP: the new process is there before the old one goes, with the settings as they are now; blocks stay."""
+    config = tmp_path / "kvharbor.toml"
+    config.write_text('grace_s = 4.0\nmemory = "8MiB"\n')
+    service = start_fresh(environment={"KVHARBOR_CONFIG": str(config)}, memory="16MiB")
+    path = str(service.socket)
+    with RawCaller(path) as caller:
+        pool_id = caller.open_pool("p")
+        stream = caller.cache.Watch(cache.WatchRequest(pool_id=pool_id), metadata=caller.metadata)
+        next(stream)
+        config.write_text('grace_s = 3.0\nmemory = "8MiB"\n')
+        service.process.send_signal(signal.SIGHUP)
+        with refused() as found:
+            list(stream)
+        assert (found[0].code, found[0].reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        ready = service.wait_for("ready", 2)
+    assert (ready["epoch"], ready["restart_count"]) == (service.wait_for("ready")["epoch"], 1)
+    ended = service.wait_for("service process ended")
+    assert (ended["cause"], ended["status"], ended["restart_pause_s"], ended["level"]) == ("upgraded", 0, 0.0, "info")
+    assert service.entries("draining")[0]["grace_s"] == 4.0
+    with RawCaller(path) as caller:
+        assert caller.open_pool("p") == pool_id
+    assert service.stop() == 0
+    assert service.entries("draining")[1]["grace_s"] == 3.0
+
+
+def test_an_upgrade_to_what_cannot_start_changes_nothing(start_fresh: StartService, tmp_path: Path) -> None:
+    """The old process goes on, and the log has why."""
+    config = tmp_path / "kvharbor.toml"
+    config.write_text("grace_s = 4.0\n")
+    service = start_fresh(environment={"KVHARBOR_CONFIG": str(config)})
+    config.write_text("grace_s = -1\n")
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("upgrade given up: the new process does not start, the old one goes on")
+    assert "kvharbor: setting grace_s (file)" in service.log
+    assert server_info(service).restart_count == 0
+
+
+def test_the_command_waits_for_the_new_process(service: ServiceProcess) -> None:
+    """`kvharbor upgrade` ends when it serves."""
+    command = [sys.executable, "-m", "kvharbor.server.cli", "upgrade", f"--socket={service.socket}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "process 2 of its epoch" in done.stdout
+    assert service.wait_for("ready", 2)["restart_count"] == 1
 
 
 def test_the_command_tells_at_once_why_the_new_process_does_not_start(

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from conftest import StartService
 from kvharbor.client import Pool, connect
 from kvharbor.engines.transformers import PoolModel, Sampling, Worker, layout_for
 from kvharbor.gpumem import BlockViews
 from service_process import ServiceProcess
 from tiny_models import decoder
 
-StartService = Callable[..., ServiceProcess]
 pytestmark = pytest.mark.slow
 
 BLOCK_TOKENS = 16

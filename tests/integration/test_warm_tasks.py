@@ -1,21 +1,13 @@
-"""Prefixes that an operator wants warm, computed by engines that claim them: both clients, processes, the command."""
+"""Prefixes that an operator wants warm, computed by engines that claim them: both clients."""
 
 import asyncio
-import contextlib
-import json
-import subprocess
-import sys
 import threading
-import zlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
-from integration.client_kinds import KINDS, connector
-from integration.client_worker import LAYOUT, WorkerProcess, pool_size
+from integration.client_kinds import Connect
+from integration.client_worker import LAYOUT, pool_size
 from kvharbor.client import (
     ExtraKey,
     HarborClosed,
@@ -29,37 +21,12 @@ from kvharbor.client import (
     aio,
     connect,
 )
-from kvharbor.v1 import cache_service_pb2 as cache
-from raw_caller import RawCaller, refused, tokens
-from service_process import ServiceProcess
 
 # The fixtures end the sessions, and with them the sequences, which the tests have no other use for then.
 pytestmark = pytest.mark.filterwarnings("ignore:sequence .* was not released:ResourceWarning")
-Connect = Callable[..., Any]
-Start = Callable[[], WorkerProcess]
 BLOCKS = 16
 PREFIX = list(range(64))
-IDS = ",".join(str(token) for token in PREFIX)
 SPACE = Namespace(version="v7", salt=b"s")
-
-
-@pytest.fixture
-def target(shared_service: ServiceProcess) -> str:
-    """The address of a service; each test has a pool of its own there."""
-    return shared_service.target
-
-
-@pytest.fixture
-def pool_name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test's pool has."""
-    return f"warm-{zlib.crc32(request.node.nodeid.encode()):x}"
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
 
 
 @pytest.fixture
@@ -269,134 +236,3 @@ def test_cancelling_a_wait_loses_no_task(target: str, pool_name: str) -> None:
         assert len(done) == 2
 
     asyncio.run(scenario())
-
-
-def test_a_claim_is_repeated_by_its_request_id_and_undone_by_it(harbor: str) -> None:
-    """Whoever never sees the reply releases by the request_id; the task waits again."""
-    with RawCaller(harbor) as caller:
-        pool_id = caller.open_pool("warm-raw")
-        order = cache.WarmupRequest(
-            pool_id=pool_id, token_ids=tokens(*range(32)), name="w", fill=cache.WARMUP_FILL_ENGINE
-        )
-        caller.call(caller.cache.Warmup, order)
-        claim = cache.ClaimWarmTaskRequest(pool_id=pool_id, request_id="r")
-        first = caller.call(caller.cache.ClaimWarmTask, claim)
-        assert first == caller.call(caller.cache.ClaimWarmTask, claim)
-        item = cache.ReleaseItem(request_id="r")
-        caller.call(caller.cache.Release, cache.ReleaseRequest(pool_id=pool_id, items=[item]))
-        again = caller.call(caller.cache.ClaimWarmTask, claim)
-        assert (again.name, again.sequence.sequence_id != first.sequence.sequence_id) == ("w", True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"fill": 9}, "INVALID_FIELD"),
-        ({"fill": cache.WARMUP_FILL_CALLER}, "POOL_NOT_FOUND"),
-        ({"fill": cache.WARMUP_FILL_NOBODY, "wait": {"seconds": 1}}, "INVALID_FIELD"),
-        ({"fill": cache.WARMUP_FILL_ENGINE, "wait": {"seconds": -1}}, "INVALID_FIELD"),
-    ],
-)
-def test_a_fill_that_cannot_be_is_refused(harbor: str, fields: dict[str, Any], reason: str) -> None:
-    """An unknown one, one's own without the pool, and a wait for nobody."""
-    with RawCaller(harbor) as opener, RawCaller(harbor) as caller:
-        pool_id = opener.open_pool("warm-fills")
-        request = cache.WarmupRequest(pool_id=pool_id, token_ids=tokens(*range(16)), name="w", **fields)
-        with refused() as found:
-            caller.call(caller.cache.Warmup, request)
-        assert found[0].reason == reason
-
-
-@pytest.mark.slow
-class TestProcesses:
-    """Engines are processes, the operator is the command."""
-
-    @pytest.fixture
-    def worker(self, target: str, pool_name: str) -> Iterator[Start]:
-        """Starts engines on a pool of 16 blocks; ends them with the test."""
-        started: list[WorkerProcess] = []
-
-        def start() -> WorkerProcess:
-            started.append(WorkerProcess(target, pool_name, block_count=BLOCKS))
-            return started[-1]
-
-        yield start
-        for process in started:
-            process.end()
-
-    @pytest.fixture
-    def order(self, target: str, pool_name: str) -> Callable[..., "subprocess.Popen[str]"]:
-        """Starts `kvharbor warm` for the prefix."""
-
-        def start(*arguments: str) -> "subprocess.Popen[str]":
-            command = [sys.executable, "-m", "kvharbor.server.cli", "warm", pool_name, "greeting", "--ids", IDS]
-            return subprocess.Popen(
-                [*command, "--socket", target, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-
-        return start
-
-    def test_the_command_has_an_engine_compute_and_waits_for_it(
-        self, worker: Start, order: Callable[..., "subprocess.Popen[str]"], target: str, pool_name: str
-    ) -> None:
-        """Without --wait-s it says that an engine is asked; with it, that the prefix is whole."""
-        a = worker()
-        assert a.claim("none", 0) is None
-        out, err = order().communicate(timeout=30)
-        assert (out, err) == ("0 tokens pinned as greeting, 64 missing: an engine is to compute them\n", "")
-        with order("--wait-s", "30", "--json") as waiting:
-            claimed = a.claim("x", 20)
-            assert (claimed.cached_tokens, claimed.token_count) == (0, 64)
-            a.stamp("x", 0, PREFIX)
-            a.commit("x", 64)
-            out, _ = waiting.communicate(timeout=30)
-        shown = json.loads(out)
-        assert (waiting.returncode, shown["pinned_tokens"], shown["missing_tokens"]) == (0, 64, 0)
-        a.release("x")
-        b = worker()
-        assert b.allocate("y", [*PREFIX, 1]).cached_tokens == 64
-        assert b.read("y", 0, 64) == PREFIX
-        with connect(target) as harbor:
-            harbor.find_pool(pool_name).unwarm("greeting")
-
-    def test_a_killed_engines_task_is_finished_by_another(
-        self, worker: Start, order: Callable[..., "subprocess.Popen[str]"], target: str, pool_name: str
-    ) -> None:
-        """kill -9 half-way: what was committed is not computed again, and the operator's wait goes on."""
-        a, b = worker(), worker()
-        with order("--wait-s", "30") as waiting:
-            assert a.claim("x", 20).token_count == 64
-            a.stamp("x", 0, PREFIX[:40])
-            a.commit("x", 40)
-            a.kill()
-            claimed = b.claim("x", 20)
-            assert (claimed.cached_tokens, claimed.computed_tokens) == (32, 32)
-            assert b.read("x", 0, 32) == PREFIX[:32]
-            b.stamp("x", 32, PREFIX[32:])
-            b.commit("x", 64)
-            out, err = waiting.communicate(timeout=30)
-        assert (waiting.returncode, out, err) == (0, "64 tokens pinned as greeting, 0 missing\n", "")
-        with connect(target) as harbor:
-            harbor.find_pool(pool_name).unwarm("greeting")
-
-
-def test_a_wait_ends_when_the_service_stops(start_fresh: Callable[..., ServiceProcess]) -> None:
-    """With DRAINING, well before the wait is over."""
-    service = start_fresh()
-    with RawCaller(str(service.socket)) as caller:
-        pool_id = caller.open_pool("draining")
-        request = cache.WarmupRequest(
-            pool_id=pool_id,
-            token_ids=tokens(*range(16)),
-            name="w",
-            fill=cache.WARMUP_FILL_ENGINE,
-            wait=Duration(seconds=60),
-        )
-        waiting = caller.cache.Warmup.future(request, metadata=caller.metadata)
-        claim = cache.ClaimWarmTaskRequest(pool_id=pool_id)
-        while True:
-            with contextlib.suppress(grpc.RpcError):  # not ordered yet
-                assert caller.call(caller.cache.ClaimWarmTask, claim).name == "w"
-                break
-        assert service.stop() == 0
-        assert waiting.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,71 +1,23 @@
 """A wait whose grant a release has undone is asked for anew [C18], whatever becomes of that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from fake_chains import SPACE, acquire_numbers, held, polled
 from fake_service import FakeService
 from fake_stream import table
-from integration.client_worker import LAYOUT
-from kvharbor.client import (
-    Acquired,
-    Chain,
-    CommitChain,
-    Namespace,
-    Pool,
-    PoolExhausted,
-    StaleEpoch,
-    Unavailable,
-    connect,
-)
+from kvharbor.client import Acquired, Chain, CommitChain, Pool, PoolExhausted, StaleEpoch, Unavailable
 from kvharbor.v1 import blocks_pb2
-from kvharbor.v1 import stream_service_pb2 as stream_pb2
 from waiting import until
 
-SPACE = Namespace(scheme="test/sha256")
 KEYS = b"".join(bytes([number]) * 32 for number in range(2))
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    """The fake, with its process running."""
-    fake = FakeService(tmp_path, LAYOUT, block_count=64)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def pool(service: FakeService) -> Iterator[Pool]:
-    """A pool of it."""
-    with connect(service.target) as harbor:
-        yield harbor.open_pool("p", LAYOUT)
-
-
-def held(pool: Pool) -> set[tuple[int, int]]:
-    return {*pool.own_blocks.all()}
 
 
 def cancel(waiting: Acquired) -> None:
     assert waiting.grant is not None
     waiting.grant.cancel()
-
-
-def polled(waiting: Acquired) -> Acquired:
-    assert waiting.grant is not None
-    got = until(waiting.grant.poll)
-    assert got is not None
-    return got
-
-
-def acquire_numbers(service: FakeService) -> list[int]:
-    return [each.number for each in service.blocks.requests if each.WhichOneof("call") == "acquire"]
-
-
-def grant(service: FakeService, number: int, result: blocks_pb2.AcquireResult) -> None:
-    """Grants what request `number` waits for."""
-    service.blocks.push(stream_pb2.ConverseResponse(number=number, granted=blocks_pb2.Granted(result=result)))
 
 
 def asked_anew(
@@ -87,7 +39,7 @@ def asked_anew(
         pool.blocks.acquire([prompt])
     service.blocks.before["acquire"] = lambda: meanwhile(waiting)
     service.blocks.own.add((50, 1))
-    grant(service, number, blocks_pb2.AcquireResult(held=table(*blocks), leased=table((50, 1))))
+    service.blocks.grant(number, blocks_pb2.AcquireResult(held=table(*blocks), leased=table((50, 1))))
     until(lambda: len(acquire_numbers(service)) == 2 + holds_again)
     return waiting
 
@@ -100,7 +52,7 @@ def test_what_is_asked_for_anew_may_wait_again(service: FakeService, pool: Pool)
     assert waiting.grant.poll() is None
     assert held(pool) == service.blocks.own == set()
     service.blocks.own.add((60, 1))
-    grant(service, acquire_numbers(service)[-1], blocks_pb2.AcquireResult(leased=table((60, 1))))
+    service.blocks.grant(acquire_numbers(service)[-1], blocks_pb2.AcquireResult(leased=table((60, 1))))
     assert [*polled(waiting).leased] == [(60, 1)]
     assert held(pool) == service.blocks.own
 
@@ -111,7 +63,7 @@ def test_one_that_is_cancelled_meanwhile_does_not_wait_again(service: FakeServic
     def grant_late() -> None:
         if len(service.blocks.of_kind("cancel_wait")) == 2:
             service.blocks.own.add((60, 1))
-            grant(service, acquire_numbers(service)[-1], blocks_pb2.AcquireResult(leased=table((60, 1))))
+            service.blocks.grant(acquire_numbers(service)[-1], blocks_pb2.AcquireResult(leased=table((60, 1))))
 
     service.blocks.before["cancel_wait"] = grant_late
 

@@ -2,8 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -12,29 +11,13 @@ from fake_service import DEADLINE_S, FakeService
 from integration.client_worker import LAYOUT
 from kvharbor.client import BlockRun, Credits, InvalidField, Pool, PoolExhausted, connect, credits
 from kvharbor.client.link import Link
-from kvharbor.v1 import blocks_pb2
-from kvharbor.v1 import stream_service_pb2 as stream_pb2
+from moments import wait_for
 from waiting import until
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    """The fake, with its process running."""
-    fake = FakeService(tmp_path, LAYOUT, block_count=512)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def pool(service: FakeService) -> Iterator[Pool]:
-    """An open pool."""
-    with connect(service.target) as harbor:
-        yield harbor.open_pool("p", LAYOUT)
-
-
-def recall(service: FakeService, pool: Pool, block_count: int) -> None:
-    notice = blocks_pb2.Recall(pool_id=pool.id, block_count=block_count)
-    service.blocks.push(stream_pb2.ConverseResponse(recall=notice))
+def block_count() -> int:
+    return 512
 
 
 def test_taking_makes_no_call_and_the_stock_is_refilled_behind(service: FakeService, pool: Pool) -> None:
@@ -74,12 +57,12 @@ def test_a_recall_takes_what_is_asked_for_and_no_refill_takes_it_back(service: F
     credits = Credits(pool, 8)
     until(lambda: len(credits) == 8)
     taken = credits.take(1)
-    recall(service, pool, 5)
+    service.blocks.recall(5)
     until(lambda: len(service.blocks.own) == 3)
     assert len(credits) == 2
     lease_count = len(service.blocks.of_kind("lease"))
     assert len(credits.take(1)) == 1
-    recall(service, pool, 5)
+    service.blocks.recall(5)
     pool.blocks.flush()
     assert len(service.blocks.of_kind("lease")) == lease_count
     assert service.blocks.own > {*taken}
@@ -97,7 +80,7 @@ def test_what_the_stock_has_not_is_asked_of_the_engine(service: FakeService, poo
         return pool.own_blocks.all()[:0]
 
     pool.blocks.on_recall = give  # type: ignore[assignment]
-    recall(service, pool, 5)
+    service.blocks.recall(5)
     until(lambda: wanted)
     assert wanted == [3]
     credits.close()
@@ -120,10 +103,7 @@ def test_a_stock_rests_and_is_refilled_at_once(service: FakeService, pool: Pool)
     until(lambda: not service.blocks.own)
     go_on = threading.Event()
 
-    def wait() -> None:
-        assert go_on.wait(DEADLINE_S)
-
-    service.blocks.before["lease"] = wait
+    service.blocks.before["lease"] = wait_for(go_on)
     credits.stock_up()
     credits.rest()
     del service.blocks.before["lease"]
@@ -140,10 +120,7 @@ def test_a_close_gives_everything_back(service: FakeService, pool: Pool) -> None
     """Also what is leased for it meanwhile; repeating it does nothing."""
     go_on = threading.Event()
 
-    def wait() -> None:
-        assert go_on.wait(DEADLINE_S)
-
-    service.blocks.before["lease"] = wait
+    service.blocks.before["lease"] = wait_for(go_on)
     credits = Credits(pool, 4)
     credits.close()
     credits.close()

@@ -16,7 +16,7 @@ from kvharbor.client.frames import MAX_DESCRIPTORS
 from kvharbor.client.options import Options
 from kvharbor.client.side import SideSocket
 from kvharbor.v1 import errors_pb2, side_pb2
-from unit.test_client_side import WELCOME, frame, notice, read_request
+from side_frames import WELCOME, frame, notice, read_request
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 ATTACHED = frame(side_pb2.SideResponse(attached=side_pb2.Attached()))

@@ -1,73 +1,27 @@
-"""A new epoch under a living client, and the members of its session. The service is a fake."""
+"""A new epoch under a living client. The service is a fake."""
 
 import asyncio
 import contextlib
 import gc
-import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fake_service import DEADLINE_S, FakeService
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect, after_epochs
 from integration.client_worker import LAYOUT
-from kvharbor.client import (
-    EpochEnded,
-    InvalidField,
-    PoolSizeMismatch,
-    ServiceBug,
-    SessionLost,
-    aio,
-    connect,
-)
+from kvharbor.client import EpochEnded, PoolSizeMismatch, ServiceBug, SessionLost, aio, connect
+from moments import wait_for
+from waiting import repeat, until
 
-Connect = Callable[..., Any]
 Epochs = tuple[str, str]
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    """The fake, with its process running."""
-    fake = FakeService(tmp_path, LAYOUT, block_count=64)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
-
-
-def after_epochs(call: Callable[[], Any]) -> Any:
-    """Makes a call again that an epoch has ended under."""
-    while True:
-        with contextlib.suppress(EpochEnded):
-            return call()
-
-
-def wait_for(event: threading.Event) -> Callable[[], None]:
-    """Returns what waits for an event."""
-
-    def wait() -> None:
-        event.wait(DEADLINE_S)
-
-    return wait
-
-
-def repeat(call: Callable[[], Any]) -> None:
-    """Makes a call until it fails."""
-    while True:
-        call()
 
 
 def test_views_show_the_new_memory_at_the_old_addresses(open_harbor: Connect, service: FakeService) -> None:
@@ -149,8 +103,7 @@ def test_calls_that_wait_are_told_at_once_so_that_the_engine_can_stop(service: F
         service.kill()
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(pool.allocate, range(16))
-            while not pool.link._changed._waiters:  # type: ignore[attr-defined]
-                os.sched_yield()
+            until(lambda: bool(pool.link._changed._waiters))  # type: ignore[attr-defined]
             service.new_epoch()
             with pytest.raises(EpochEnded):
                 waiting.result(DEADLINE_S)
@@ -246,72 +199,6 @@ def test_an_epoch_that_ends_while_it_begins_is_followed_by_the_next(service: Fak
         assert after_epochs(pool.stats).pool_id == "e3.1"
         assert (told, harbor.epoch) == ([("e1", "e2")], "e3")
         assert service.mapped_epochs() == {"e3"}
-
-
-def test_a_member_maps_what_the_leader_has_opened(open_harbor: Connect, service: FakeService) -> None:
-    """C13: views for reading or for both; it goes on with the next process by a token of its own, and tells nothing."""
-    leader = open_harbor(service.target)
-    pool = leader.open_pool("p", LAYOUT)
-    member = open_harbor(service.target, join=leader.join_token, rank=1, read_only=True)
-    hellos = [service.hellos.get_nowait() for _ in range(2)]
-    join = hellos[1].join
-    assert (join.join_token, join.rank, join.mode) == ("join", 1, 2)
-    assert (member.session_id, member.join_token) == (leader.session_id, "")
-    memory = member.attach_pool(pool.id)
-    held = pool.allocate(range(16))
-    pool.views.numpy("k", 0)[held.slots(0, 16)] = 3.0
-    assert (memory.views.numpy("k", 0)[held.table[0]] == 3.0).all()
-    assert not memory.views.numpy("k", 0).flags.writeable
-    service.restart()
-    assert member.attach_pool(pool.id).pool_id == pool.id
-    assert pool.stats().sequence_count == 1
-    tokens: set[str] = set()
-    while len(tokens) < 2:
-        tokens.add(service.hellos.get(timeout=DEADLINE_S).resume.token)
-    assert tokens == {"leader", "member"}
-    assert len(service.calls["Resume"]) == 1
-    held.release()
-
-
-def test_a_leader_has_no_mapping_that_does_not_follow_epochs(open_harbor: Connect, service: FakeService) -> None:
-    """C13: attach_pool is for members; nothing is asked for."""
-    leader = open_harbor(service.target)
-    pool = leader.open_pool("p", LAYOUT)
-    asked = len(service.attaches)
-    with pytest.raises(InvalidField, match="take the memory of open_pool") as error:
-        leader.attach_pool(pool.id)
-    assert (error.value.metadata["field"], len(service.attaches)) == ("join", asked)
-
-
-def test_a_member_ends_with_the_epoch(service: FakeService) -> None:
-    """It joins the leader's new session when the engine tells it how."""
-    with connect(service.target) as leader:
-        pool = leader.open_pool("p", LAYOUT)
-        with connect(service.target, join=leader.join_token, rank=1) as member:
-            member.attach_pool(pool.id)
-            service.new_epoch()
-            with pytest.raises(SessionLost, match="another epoch"):
-                repeat(lambda: member.attach_pool(pool.id))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"join": "t"},
-        {"rank": 1},
-        {"read_only": True},
-        {"join": "t", "rank": 1, "on_epoch": print},
-        {"join": "t", "rank": 1, "on_moved": print},
-        {"away_wait_s": -1.0},
-        {"away_wait_s": "soon"},
-        {"timeout_s": 0},
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(service: FakeService, options: dict[str, Any]) -> None:
-    """Before anything is sent."""
-    with pytest.raises(InvalidField):
-        connect(service.target, **options)
-    assert service.hellos.empty()
 
 
 FORKING = """

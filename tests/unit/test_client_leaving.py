@@ -4,39 +4,22 @@ Never run on hardware: see tests/cuda_stub/README.md.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cuda_stub
+from fake_on_devices import read, write
 from fake_service import DEADLINE_S, FakeService, MakeArena
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT
 from ipc_owner import IpcOwner, OwnedArena
 from kvharbor.client import DeadlineExceeded, HarborClosed, PoolInUse, StateRefused, connect
-from kvharbor.gpumem import ArenaClosed, VmmArena, device_of, driver
-from kvharbor.gpumem.devices import current
+from kvharbor.gpumem import ArenaClosed, VmmArena, device_of
 
-Connect = Callable[..., Any]
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def nothing_here(stub_devices: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """What the driver has of this process outside a test, which leaves as much."""
-    monkeypatch.setenv("KVHARBOR_CUDA_RUNTIME", "driver")
-    before = cuda_stub.live_count()
-    yield before
-    assert cuda_stub.live_count() == before
-
-
-@pytest.fixture(scope="module")
-def owner(stub_devices: tuple[str, str]) -> Iterator[IpcOwner]:
-    """A process that owns cuda_ipc arenas."""
-    with IpcOwner({**cuda_stub.environment(stub_devices), "KVHARBOR_CUDA_RUNTIME": "driver"}) as started:
-        yield started
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_here")]
 
 
 @pytest.fixture(params=["cuda_ipc", "cuda_vmm"])
@@ -46,23 +29,16 @@ def arena(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def service(arena: str, owner: IpcOwner, stub_devices: tuple[str, str], tmp_path: Path) -> Iterator[FakeService]:
+def service(arena: str, ipc_owner: IpcOwner, stub_devices: tuple[str, str], tmp_path: Path) -> Iterator[FakeService]:
     """A fake whose pool lies on a device."""
     device = stub_devices[0]
     kinds: dict[str, MakeArena] = {
-        "cuda_ipc": lambda size_bytes, _: OwnedArena(owner, owner.create(size_bytes, device)),
+        "cuda_ipc": lambda size_bytes, _: OwnedArena(ipc_owner, ipc_owner.create(size_bytes, device)),
         "cuda_vmm": lambda size_bytes, _: VmmArena.create(size_bytes, device_of(device)),
     }
     fake = FakeService(tmp_path, LAYOUT, 8, kinds[arena])
     yield fake
     fake.close()
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as connected:
-        yield connected
 
 
 class Watcher:
@@ -71,16 +47,6 @@ class Watcher:
     def __init__(self, service: FakeService, method: str, nothing_here: int) -> None:
         self.counts: list[int] = []
         service.before[method] = lambda: self.counts.append(cuda_stub.live_count() - nothing_here)
-
-
-def write(mapping: Any, content: bytes) -> None:
-    with current(mapping.device):
-        driver.write_bytes(mapping.address, content)
-
-
-def read(mapping: Any, size_bytes: int) -> bytes:
-    with current(mapping.device):
-        return driver.read_bytes(mapping.address, size_bytes)
 
 
 def test_a_dropped_pool_is_let_go_before_the_service_is_told(

@@ -1,23 +1,18 @@
 """What a device has to have done before a call leaves [C14], seen from the service: a fake, with host memory."""
 
 import asyncio
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fake_service import DEADLINE_S, FakeService
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT
-from kvharbor.client import DeadlineExceeded, NoOrder, StreamOrder, aio, connect, devices
-from kvharbor.client.ordering import DeviceOrder, Wait, wait_for
-from kvharbor.gpumem import Device
+from kvharbor.client import DeadlineExceeded, NoOrder, StreamOrder, aio, connect
+from kvharbor.client.ordering import Wait
 
-Connect = Callable[..., Any]
 MARKED, WAITED = "marked", "waited"
 
 
@@ -53,21 +48,6 @@ class Recorder:
         """Returns what there is, and begins anew."""
         story, self.story = self.story, []
         return story
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    """The fake, with its process running."""
-    fake = FakeService(tmp_path, LAYOUT, block_count=64)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
 
 
 @pytest.fixture
@@ -240,118 +220,3 @@ def test_host_pools_wait_for_nothing_by_themselves(open_harbor: Connect, service
     order: StreamOrder = open_harbor(service.target).open_pool("p", LAYOUT).order
     assert type(order) is NoOrder
     assert (order.before_commit(), order.before_release()) == (None, None)
-
-
-class FakeTorch:
-    """torch as far as the order of a device asks it: whether it uses CUDA, a device's current stream, and events."""
-
-    def __init__(self, *, initialized: bool) -> None:
-        self.story: list[str] = []
-        self.initialized = initialized
-        self.cuda = self
-
-    def is_initialized(self) -> bool:
-        return self.initialized
-
-    def current_stream(self, ordinal: int) -> "FakeTorch":
-        self.story.append(f"stream of {ordinal}")
-        return self
-
-    def record_event(self) -> "FakeTorch":
-        self.story.append("record")
-        return self
-
-    def synchronize(self) -> None:
-        self.story.append("synchronize")
-
-
-DEVICE = Device("GPU-1", ordinal=3, name="stub")
-
-
-@pytest.mark.parametrize("method", ["before_commit", "before_release"])
-def test_the_order_of_a_device_is_that_of_torchs_current_stream(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """An event is recorded at once, so that what is launched later is not waited for."""
-    torch = FakeTorch(initialized=True)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    wait = getattr(DeviceOrder(DEVICE), method)()
-    assert torch.story == ["stream of 3", "record"]
-    wait()
-    assert torch.story == ["stream of 3", "record", "synchronize"]
-
-
-@pytest.mark.parametrize("torch", [None, FakeTorch(initialized=False)], ids=["no torch", "torch without CUDA"])
-def test_without_torch_the_order_of_a_device_is_that_of_all_its_work(
-    monkeypatch: pytest.MonkeyPatch, torch: Any
-) -> None:
-    """Nobody knows the streams of what else there is."""
-    synchronized: list[Device] = []
-    monkeypatch.setattr(devices, "synchronize", synchronized.append)
-    if torch is None:
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
-    else:
-        monkeypatch.setitem(sys.modules, "torch", torch)
-    wait_for(DeviceOrder(DEVICE).before_commit())
-    assert synchronized == [DEVICE]
-
-
-FORKING = """
-import os, sys
-from kvharbor.client import HarborClosed, connect
-from integration.client_worker import LAYOUT
-
-class Forbidden:
-    def before_commit(self):
-        raise RuntimeError("the device is the parent's")
-
-    before_release = before_commit
-
-harbor = connect(sys.argv[1])
-pool = harbor.open_pool("p", LAYOUT, order=Forbidden())
-held = pool.allocate(range(16))
-if (child := os.fork()) == 0:
-    try:
-        held.commit(16)
-    except HarborClosed:
-        print("closed")
-    held.release()
-    harbor.close()
-    print("ended", held.ended, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-try:
-    held.commit(16)
-except RuntimeError as failure:
-    print(failure, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_a_fork_waits_for_no_device(service: FakeService) -> None:
-    """C7: it has no use of the parent's context, and says nothing of its blocks; it ends as quietly as on the host."""
-    script = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{FORKING}", service.target]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == ["closed", "ended True", "the device is the parent's"]
-
-
-HOST_ONLY = """
-import sys
-from kvharbor.client import connect
-from integration.client_worker import LAYOUT
-
-with connect(sys.argv[1]) as harbor, connect(sys.argv[1], join=harbor.join_token, rank=1) as member:
-    pool = harbor.open_pool("p", LAYOUT)
-    member.attach_pool(pool.id)
-    with pool.allocate(range(16)) as held:
-        held.commit(16)
-print([name for name in sys.modules if name.split(".")[0] in ("cuda", "cupy", "torch")])
-"""
-
-
-@pytest.mark.slow
-def test_who_uses_host_memory_imports_nothing_of_cuda(service: FakeService) -> None:
-    """Neither the bindings nor CuPy nor torch, and no device is asked for."""
-    script = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{HOST_ONLY}", service.target]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-    assert [attach.HasField("device_view") for attach in service.attaches] == [False, False, False]

@@ -11,11 +11,10 @@ import pytest
 
 from contract.leaks import mapped_arenas
 from fake_service import FakeService
-from integration.client_kinds import KINDS, connector
+from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT
 from kvharbor.client import EpochEnded, InvalidField, SessionRequired
 
-Connect = Callable[..., Any]
 PARTED = dataclasses.replace(LAYOUT, tp_size=3)
 
 
@@ -25,13 +24,6 @@ def service(tmp_path: Path) -> Iterator[FakeService]:
     fake = FakeService(tmp_path, PARTED, block_count=8)
     yield fake
     fake.close()
-
-
-@pytest.fixture(params=KINDS)
-def open_harbor(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects with the client under test."""
-    with connector(request.param) as start:
-        yield start
 
 
 def stamp(memory: Any, value: float) -> None:

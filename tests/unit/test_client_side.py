@@ -1,37 +1,22 @@
 """The side socket against a peer that misbehaves; the real service is in the integration tests."""
 
 import contextlib
-import errno
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kvharbor.client import (
-    DeadlineExceeded,
-    HarborError,
-    ServiceBug,
-    ServiceUnreachable,
-    SessionLost,
-    SessionRequired,
-)
+from kvharbor.client import DeadlineExceeded, HarborError, ServiceBug, SessionLost, SessionRequired
 from kvharbor.client.options import Options
 from kvharbor.client.side import SideSocket
 from kvharbor.v1 import errors_pb2, side_pb2, types_pb2
+from side_frames import WELCOME, frame, notice, open_side, read_request
+from waiting import until
 
-WELCOME = side_pb2.SideResponse(
-    welcome=side_pb2.Welcome(session_id="s1", session_token="secret", epoch="e1", tenant="uid-1")
-)
 Peer = Callable[[Callable[[socket.socket], None]], str]
-
-
-def frame(response: side_pb2.SideResponse) -> bytes:
-    payload = response.SerializeToString()
-    return struct.pack("<I", len(payload)) + payload
 
 
 @pytest.fixture
@@ -58,16 +43,6 @@ def peer(tmp_path: Path) -> Iterator[Peer]:
     for thread in threads:
         thread.join(10)
     listener.close()
-
-
-def read_request(connection: socket.socket) -> side_pb2.SideRequest:
-    (length,) = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))
-    return side_pb2.SideRequest.FromString(connection.recv(length, socket.MSG_WAITALL))
-
-
-def open_side(path: str, timeout_s: float = 5.0) -> SideSocket:
-    side, _ = SideSocket.open(path, Options(client_name="w").hello(), timeout_s=timeout_s)
-    return side
 
 
 def test_the_hello_says_who_the_client_is(peer: Peer) -> None:
@@ -109,10 +84,6 @@ def test_a_frame_may_arrive_byte_by_byte_and_with_its_descriptor(peer: Peer) -> 
     for each in (fd, read_end, write_end):
         os.close(each)
     side.close()
-
-
-def notice(pool_id: str) -> bytes:
-    return frame(side_pb2.SideResponse(warm_tasks_pending=side_pb2.WarmTasksPending(pool_id=pool_id)))
 
 
 def test_notices_between_answers_are_kept_for_those_who_ask(peer: Peer) -> None:
@@ -198,8 +169,7 @@ def test_the_end_is_seen_behind_notices_that_nobody_has_read(peer: Peer) -> None
 
     side = open_side(peer(serve))
     side.wait_for_notice(5.0)
-    while not side.lost:
-        pass
+    until(lambda: side.lost)
     with pytest.raises(SessionLost):
         side.take_notices()
     side.close()
@@ -314,40 +284,3 @@ def test_a_patient_hello_waits_longer_than_its_time(peer: Peer) -> None:
     with pytest.raises(SessionLost):
         side.hello(Options().hello(), patient=True)
     side.close()
-
-
-def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
-    """Many workers that start together are no failure; the deadline ends the wait."""
-    path = str(tmp_path / "s.side")
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
-        listener.bind(path)
-        listener.listen(0)
-        first.connect(path)
-        with pytest.raises(DeadlineExceeded, match=r"took no connection in 0\.05 s"):
-            open_side(path, timeout_s=0.05)
-
-
-def test_a_socket_of_others_is_told_from_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service runs: to start another one would not help. Tests may run as root, whom no mode keeps out."""
-
-    def refuse(connection: socket.socket, path: str) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    path = str(tmp_path / "s.side")
-    with pytest.raises(ServiceUnreachable, match=f"may not connect to {path}: .*socket_mode and socket_group"):
-        open_side(path)
-
-
-@pytest.mark.parametrize("kind", ["missing", "file", "dead"])
-def test_nobody_at_the_path_is_said_with_the_remedy(tmp_path: Path, kind: str) -> None:
-    """A path that is missing, no socket, or a socket that nobody listens on any more."""
-    path = tmp_path / "s.side"
-    if kind == "file":
-        path.write_text("")
-    if kind == "dead":
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-    with pytest.raises(ServiceUnreachable, match="kvharbor serve") as error:
-        open_side(str(path))
-    assert error.value.metadata["address"] == str(path)

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from kvharbor.client import DeadlineExceeded, SessionLost
 from kvharbor.client.options import Options
 from kvharbor.client.side import SideSocket
 from kvharbor.v1 import errors_pb2, side_pb2
+from side_frames import frame, read_request
 
 WELCOME = side_pb2.SideResponse(welcome=side_pb2.Welcome(session_id="s1", session_token="secret", epoch="e1"))
 UNKNOWN = side_pb2.SideResponse(refused=side_pb2.Refused(reason=errors_pb2.ERROR_REASON_SESSION_UNKNOWN, message="no"))
@@ -44,8 +44,7 @@ class Listener:
             while True:
                 connection, _ = self._listener.accept()
                 with connection, contextlib.suppress(ConnectionError):
-                    (length,) = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))
-                    connection.recv(length, socket.MSG_WAITALL)
+                    read_request(connection)
                     self.hello_count += 1
                     serve = self._processes.pop(0) if len(self._processes) > 1 else self._processes[0]
                     serve(connection)
@@ -53,10 +52,9 @@ class Listener:
 
 def answering(response: side_pb2.SideResponse) -> Serve:
     """Returns a process that answers, and stays until the client has gone."""
-    payload = response.SerializeToString()
 
     def serve(connection: socket.socket) -> None:
-        connection.sendall(struct.pack("<I", len(payload)) + payload)
+        connection.sendall(frame(response))
         connection.recv(1)
 
     return serve

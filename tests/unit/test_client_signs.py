@@ -6,7 +6,6 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -140,14 +139,6 @@ def test_signs_are_given_as_the_rule_says(steps: list[tuple[int, int]]) -> None:
 
 
 # On a stream
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    """The fake, with its process running."""
-    fake = FakeService(tmp_path, LAYOUT, block_count=64)
-    yield fake
-    fake.close()
 
 
 @pytest.fixture

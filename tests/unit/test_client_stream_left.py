@@ -2,33 +2,15 @@
 
 import queue
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from fake_chains import SPACE
 from fake_process import refused_item
 from fake_service import DEADLINE_S, FakeService
-from integration.client_worker import LAYOUT
-from kvharbor.client import CommitChain, Namespace, Pool, connect
+from kvharbor.client import CommitChain, Pool
 from kvharbor.v1 import stream_service_pb2 as stream_pb2
 from waiting import until
-
-SPACE = Namespace(scheme="test/sha256")
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    """The fake, with its process running."""
-    fake = FakeService(tmp_path, LAYOUT, block_count=64)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def pool(service: FakeService) -> Iterator[Pool]:
-    """A pool of it."""
-    with connect(service.target) as harbor:
-        yield harbor.open_pool("p", LAYOUT)
 
 
 class NextProcess:

@@ -36,21 +36,12 @@ from kvharbor.gpumem import (
 )
 from kvharbor.gpumem.devices import current
 from kvharbor.gpumem.driver_runtime import DriverRuntime
+from on_stub import owner_environment
 
 DESCRIPTOR = Layout.attention("m", 2, 2, 8, DataType.FLOAT16, 16).descriptor(8)
 SIZE_BYTES = DESCRIPTOR.size_bytes
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def _closed_in_the_end(
-    stub_devices: tuple[str, str], no_leaks: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """The driver is the stub, and every test closes what it opens there."""
-    monkeypatch.setenv("KVHARBOR_CUDA_RUNTIME", "driver")
-    before = cuda_stub.live_count()
-    yield
-    assert cuda_stub.live_count() == before
+pytestmark = pytest.mark.usefixtures("no_leaks", "nothing_here")
 
 
 @pytest.fixture
@@ -58,21 +49,10 @@ def device(stub_devices: tuple[str, str]) -> Device:
     return device_of(stub_devices[1])
 
 
-@pytest.fixture(scope="module")
-def only_owner(stub_devices: tuple[str, str]) -> Iterator[IpcOwner]:
-    """One for all tests, since a process takes longer to start than any of them."""
-    with IpcOwner(owner_environment(stub_devices)) as started:
-        yield started
-
-
-def owner_environment(devices: tuple[str, str]) -> dict[str, str]:
-    return {**cuda_stub.environment(devices), "KVHARBOR_CUDA_RUNTIME": "driver"}
-
-
 @pytest.fixture
-def owner(only_owner: IpcOwner) -> Iterator[IpcOwner]:
-    yield only_owner
-    only_owner.free_all()
+def owner(ipc_owner: IpcOwner) -> Iterator[IpcOwner]:
+    yield ipc_owner
+    ipc_owner.free_all()
 
 
 @pytest.fixture

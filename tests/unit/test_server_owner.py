@@ -12,8 +12,7 @@ from kvharbor.pool.steps import Steps
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner, offset_clock
 from kvharbor.server.turns import Turns
-
-DEADLINE_S = 10.0
+from scenarios import run
 
 
 class Crashed(BaseException):
@@ -42,15 +41,6 @@ def only(change: Callable[[], None]) -> Steps[None]:
     change()
     return
     yield
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Runs a scenario with a deadline."""
-
-    async def limited() -> None:
-        await asyncio.wait_for(scenario(), DEADLINE_S)
-
-    asyncio.run(limited())
 
 
 def test_a_short_operation_never_gives_up_control() -> None:

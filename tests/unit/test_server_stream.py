@@ -1,67 +1,22 @@
-"""A stream from the inside: what it has still to send, what is answered later, and its ends."""
+"""A stream from the inside: requests one after the other, and its ends."""
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from kvharbor.pool.errors import InvalidField, PoolExhausted
-from kvharbor.server.applications import Patience
+from kvharbor.pool.errors import InvalidField
 from kvharbor.server.errors import Draining, WatcherTooSlow
 from kvharbor.server.gate import Gate
 from kvharbor.server.peer import Peer
 from kvharbor.server.session import Session, State
 from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.server.stream.conversation import Conversation, Replaced
-from kvharbor.server.stream.outbox import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox
-from kvharbor.server.stream.waits import MAX_WAITS, Waits
-from kvharbor.v1 import blocks_pb2, types_pb2
-from kvharbor.v1 import stream_service_pb2 as pb
-
-DEADLINE_S = 10.0
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Runs a scenario with a deadline."""
-
-    async def limited() -> None:
-        await asyncio.wait_for(scenario(), DEADLINE_S)
-
-    asyncio.run(limited())
-
-
-async def settled() -> None:
-    """Lets everything run that can run now."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-def response(number: int) -> pb.ConverseResponse:
-    """Returns some response."""
-    return pb.ConverseResponse(number=number, lease=blocks_pb2.LeaseResponse(waiting=True))
-
-
-class Channel:
-    """The other side: requests that it has sent, and responses that it takes as long as it `reads`."""
-
-    def __init__(self, *requests: pb.ConverseRequest, reads: bool = True) -> None:
-        self.requests: asyncio.Queue[Any] = asyncio.Queue()
-        for request in requests:
-            self.requests.put_nowait(request)
-        self.taken: list[pb.ConverseResponse] = []
-        self.reads = asyncio.Event()
-        if reads:
-            self.reads.set()
-
-    async def read(self) -> Any:
-        return await self.requests.get()
-
-    async def write(self, message: Any) -> None:
-        await self.reads.wait()
-        self.taken.append(message)
+from kvharbor.server.stream.outbox import MAX_UNSENT
+from scenarios import run, settled
+from stream_channel import Channel, leases, response
 
 
 class Bench:
@@ -80,83 +35,6 @@ class Bench:
         self.served.append(number)
         await self.may_answer.wait()
         self.conversation.send(response(number))
-
-
-def leases(*numbers: int) -> list[pb.ConverseRequest]:
-    """Returns requests of these numbers."""
-    return [pb.ConverseRequest(number=number, lease=blocks_pb2.LeaseRequest()) for number in numbers]
-
-
-def test_what_has_still_to_be_sent_is_bounded() -> None:
-    """In number and in bytes; what does not fit is taken back by who is told so."""
-    outbox, undone = Outbox(), list[int]()
-    for number in range(1, MAX_UNSENT + 1):
-        outbox.put(response(number))
-    with pytest.raises(WatcherTooSlow):
-        outbox.put(response(MAX_UNSENT + 1), lambda: undone.append(1))
-    assert undone == [1]
-    outbox = Outbox()
-    table = types_pb2.BlockTable(block_ids=bytes(2**20))
-    large = pb.ConverseResponse(number=1, lease=blocks_pb2.LeaseResponse(leased=table))
-    for _ in range(MAX_UNSENT_BYTES // 2**20):
-        outbox.put(large)
-    with pytest.raises(WatcherTooSlow):
-        outbox.put(response(2))
-
-
-def test_what_was_sent_makes_room() -> None:
-    """A client that reads is never cut off, however much it asks."""
-
-    async def scenario() -> None:
-        outbox, channel = Outbox(), Channel()
-        sending = asyncio.create_task(outbox.send_all(channel.write))
-        for number in range(1, 3 * MAX_UNSENT):
-            outbox.put(response(number))
-            await asyncio.sleep(0)
-        outbox.close()
-        await sending
-        assert [one.number for one in channel.taken] == list(range(1, 3 * MAX_UNSENT))
-
-    run(scenario)
-
-
-def test_a_recall_that_has_not_left_is_made_the_new_one() -> None:
-    """There is one a pool, so they need no bound; they are in line with the responses."""
-
-    async def scenario() -> None:
-        outbox, channel = Outbox(), Channel(reads=False)
-        sending = asyncio.create_task(outbox.send_all(channel.write))
-        outbox.put(response(1))
-        await settled()
-        outbox.put_recall("p", 1)
-        outbox.put(response(2))
-        outbox.put_recall("q", 5)
-        outbox.put_recall("p", 7)
-        channel.reads.set()
-        await settled()
-        outbox.put_recall("p", 9)
-        outbox.close()
-        await sending
-        seen = [one.number or (one.recall.pool_id, one.recall.block_count) for one in channel.taken]
-        assert seen == [1, ("p", 7), 2, ("q", 5), ("p", 9)]
-
-    run(scenario)
-
-
-def test_what_has_not_left_is_taken_back() -> None:
-    """The last first; what was handed to the transport may have arrived."""
-
-    async def scenario() -> None:
-        outbox, channel, undone = Outbox(), Channel(reads=False), list[int]()
-        sending = asyncio.create_task(outbox.send_all(channel.write))
-        for number in (1, 2, 3):
-            outbox.put(response(number), lambda number=number: undone.append(number))  # type: ignore[misc]
-        await settled()
-        sending.cancel()
-        outbox.undo_all()
-        assert undone == [3, 2]
-
-    run(scenario)
 
 
 def test_a_request_is_served_after_the_one_before_it() -> None:
@@ -341,72 +219,3 @@ def test_a_call_on_a_stream_is_counted_as_a_unary_one() -> None:
         assert [(method, code) for method, code, _ in bench.gate.timings] == [("Lease", "INVALID_ARGUMENT")]
 
     run(scenario)
-
-
-def test_a_wait_is_delivered_once() -> None:
-    """By its own end or by a cancel, whichever is first; and given up if the stream ends."""
-
-    async def scenario() -> None:
-        failures: list[BaseException] = []
-        waits, delivered = Waits(failures.append), list[object]()
-
-        async def granted(moment: asyncio.Event) -> str:
-            await moment.wait()
-            return "granted"
-
-        async def overdue(moment: asyncio.Event) -> str:
-            await moment.wait()
-            raise PoolExhausted(**dict.fromkeys(_NUMBERS, 1))
-
-        def deliver(task: "asyncio.Task[Any]") -> None:
-            delivered.append(task.result() if task.exception() is None else "refused")
-
-        moment = asyncio.Event()
-        waits.add(1, granted(moment), Patience(), deliver)
-        moment.set()
-        await settled()
-        assert (delivered, len(waits)) == (["granted"], 0)
-        assert not await waits.end(1)
-
-        moment = asyncio.Event()
-        patience = Patience()
-        patience.begin(moment.set)
-        waits.add(2, overdue(moment), patience, deliver)
-        assert await waits.end(2)
-        await settled()
-        assert delivered == ["granted", "refused"]
-
-        forever = asyncio.Event()
-        task = waits.add(3, granted(forever), Patience(), deliver)
-        await waits.cancel()
-        assert (task.cancelled(), len(delivered), len(waits), failures) == (True, 2, 0, [])
-
-    run(scenario)
-
-
-def test_so_many_may_wait_on_one_stream() -> None:
-    """A task each: there is a bound."""
-
-    async def scenario() -> None:
-        waits = Waits(lambda _: None)
-        for number in range(MAX_WAITS):
-            waits.check_room()
-            waits.add(number, asyncio.sleep(60), Patience(), lambda _: None)
-        with pytest.raises(InvalidField, match="1025th"):
-            waits.check_room()
-        await waits.cancel()
-
-    run(scenario)
-
-
-_NUMBERS = (
-    "needed_block_count",
-    "available_block_count",
-    "usable_block_count",
-    "free_block_count",
-    "cached_block_count",
-    "reserved_block_count",
-    "active_block_count",
-    "warm_block_count",
-    "quarantined_block_count",
-)

@@ -20,7 +20,8 @@ from kvharbor.server.stream.stream_calls import StreamCalls
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import stream_service_pb2 as pb
 from raw_stream import block_tokens, chain, count, first, leasing
-from sessions_here import TENANT, SessionsHere, run, sessions_here, settled
+from scenarios import settled
+from sessions_here import TENANT, SessionsHere, run, sessions_here
 
 CACHED = 1500
 """Blocks that are held in three slices."""

@@ -18,7 +18,8 @@ from kvharbor.server.session_errors import SessionUnknown
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_stream import chain, leasing
-from sessions_here import TENANT, SessionsHere, run, sessions_here, settled
+from scenarios import settled
+from sessions_here import TENANT, SessionsHere, run, sessions_here
 
 BLOCKS = 1500
 """Are handed out in three slices."""

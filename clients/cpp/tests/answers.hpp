@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvharbor/errors.hpp>
+#include <kvharbor/harbor.hpp>
 
 #include <exception>
 #include <functional>
@@ -46,6 +47,17 @@ std::string numbers(const std::vector<Number>& values) {
 inline std::string object(const std::map<std::string, std::string>& members) {
   return listed(
       members, [](const auto& each) { return quoted(each.first) + ": " + each.second; }, "{}");
+}
+
+inline std::string snapshot(const kvharbor::Sequence& sequence) {
+  sequence.require_held();
+  return object({{"id", quoted(sequence.id())},
+                 {"table", numbers(sequence.block_ids())},
+                 {"cached_tokens", std::to_string(sequence.cached_tokens())},
+                 {"computed_tokens", std::to_string(sequence.computed_tokens())},
+                 {"token_count", std::to_string(sequence.token_count())},
+                 {"capacity_tokens", std::to_string(sequence.capacity_tokens())},
+                 {"shadows", std::to_string(sequence.shadows().size())}});
 }
 
 inline std::string error_text(const kvharbor::HarborError& error, const std::string& group) {

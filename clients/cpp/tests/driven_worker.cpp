@@ -3,27 +3,25 @@
 //     kvharbor_driven_worker
 //
 // An answer is {"result": ...} or {"error": class, "reason": ..., "message": ..., "metadata": {...}}. Words of a
-// command are separated by spaces; sequences go by names that the test gives them. The stamp of a token is one float32
-// in all planes, layers, heads and elements, as in tests/integration/client_worker.py.
+// command are separated by spaces; sequences go by names that the test gives them.
 #include <kvharbor/harbor.hpp>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <functional>
-#include <future>
 #include <iostream>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "answers.hpp"
+#include "forks.hpp"
+#include "hammer.hpp"
+#include "pages.hpp"
+#include "words.hpp"
 
 namespace {
 
@@ -32,7 +30,11 @@ using answers::listed;
 using answers::numbers;
 using answers::object;
 using answers::quoted;
+using answers::snapshot;
+using forks::in_fork;
 using kvharbor::Sequence;
+using words::next;
+using words::rest;
 
 class Worker {
  public:
@@ -47,20 +49,6 @@ class Worker {
 
  private:
   using Operation = std::string (Worker::*)(std::istream&);
-
-  template <class Value>
-  static Value next(std::istream& words) {
-    Value value{};
-    if (!(words >> value)) throw std::invalid_argument("a word is missing");
-    return value;
-  }
-
-  template <class Value>
-  static std::vector<Value> rest(std::istream& words) {
-    std::vector<Value> values;
-    for (Value value; words >> value;) values.push_back(value);
-    return values;
-  }
 
   static kvharbor::Options options(std::istream& words) {
     kvharbor::Options options;
@@ -177,11 +165,7 @@ class Worker {
   std::string stamp(std::istream& words) {
     Sequence& sequence = named(words);
     auto position = next<std::int64_t>(words);
-    for (const float value : rest<float>(words)) {
-      for_each_run(sequence, position++, [&](const Run& run) {
-        std::fill_n(to_write(run.plane, run.layer, run.block) + run.first, run.count, value);
-      });
-    }
+    for (const float value : rest<float>(words)) pages::stamp(*memory_, sequence, position++, value);
     return "null";
   }
 
@@ -192,17 +176,11 @@ class Worker {
     const auto first_token = next<std::int64_t>(words);
     const auto end_token = next<std::int64_t>(words);
     for (auto position = first_token; position < end_token; ++position) {
-      std::optional<float> stamp;
-      bool same = true;
-      for_each_run(sequence, position, [&](const Run& run) {
-        const float* found = to_read(run.plane, run.layer, run.block) + run.first;
-        if (!stamp) stamp = *found;
-        same = same && std::all_of(found, found + run.count, [&](float each) { return each == *stamp; });
-      });
+      const std::optional<float> stamp = pages::stamp_of(*memory_, sequence, position);
       std::ostringstream text;
       text.precision(9);
-      text << *stamp;
-      stamps.push_back(same ? text.str() : "null");
+      if (stamp) text << *stamp;
+      stamps.push_back(stamp ? text.str() : "null");
     }
     return listed(
         stamps, [](const std::string& each) { return each; }, "[]");
@@ -214,7 +192,7 @@ class Worker {
     const auto layer = next<int>(words);
     const auto block = next<std::int64_t>(words);
     const auto bytes = static_cast<std::size_t>(memory_->descriptor().plane(plane).page_bytes);
-    std::fill_n(to_write(plane, layer, block), bytes / sizeof(float), next<float>(words));
+    std::fill_n(pages::to_write(*memory_, plane, layer, block), bytes / sizeof(float), next<float>(words));
     return "null";
   }
 
@@ -222,7 +200,7 @@ class Worker {
   std::string peek(std::istream& words) {
     const auto plane = next<std::string>(words);
     const auto layer = next<int>(words);
-    return std::to_string(*to_read(plane, layer, next<std::int64_t>(words)));
+    return std::to_string(*pages::to_read(*memory_, plane, layer, next<std::int64_t>(words)));
   }
 
   // lookup TOKENS...
@@ -252,7 +230,7 @@ class Worker {
 
   // in_child: what the harbor is good for in a fork, as the child's exit status says: 0 if it is closed there.
   std::string in_child(std::istream&) {
-    return in_fork([this] {
+    return std::to_string(in_fork([this] {
       try {
         pool_->stats();
         ::_exit(1);
@@ -262,61 +240,18 @@ class Worker {
       pool_.reset();
       memory_.reset();
       harbor_.reset();
-    });
+    }));
   }
 
   // touch_in_child: reads the pool's memory in a fork; the signal that ends it.
   std::string touch_in_child(std::istream&) {
-    return in_fork([this] { ::_exit(*to_read("k", 0, 0) == 0.0F ? 1 : 2); });
+    return std::to_string(in_fork([this] { ::_exit(*pages::to_read(*memory_, "k", 0, 0) == 0.0F ? 1 : 2); }));
   }
 
-  template <class Use>
-  static std::string in_fork(Use use) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      use();
-      ::_exit(0);
-    }
-    int status = -1;
-    ::waitpid(child, &status, 0);
-    return std::to_string(WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-  }
-
-  // hammer THREADS ROUNDS: each thread allocates, writes, commits, verifies and releases a prompt of its own, over and
-  // over; the tokens that were found to be right.
+  // hammer THREADS ROUNDS: the tokens that were found to be right.
   std::string hammer(std::istream& words) {
     const auto thread_count = next<std::uint32_t>(words);
-    const auto round_count = next<int>(words);
-    std::atomic<std::int64_t> right_tokens{0};
-    std::vector<std::future<void>> threads;
-    for (std::uint32_t thread = 0; thread < thread_count; ++thread) {
-      threads.push_back(std::async(std::launch::async, [&, thread] {
-        for (int round = 0; round < round_count; ++round) right_tokens += hammer_once(1000 * (thread + 1));
-      }));
-    }
-    for (std::future<void>& each : threads) each.get();
-    return std::to_string(right_tokens);
-  }
-
-  std::int64_t hammer_once(std::uint32_t first_token) const {
-    std::vector<std::uint32_t> tokens(32);
-    std::iota(tokens.begin(), tokens.end(), first_token);
-    Sequence sequence = pool_->allocate(tokens);
-    std::int64_t right_tokens = 0;
-    for (std::int64_t position = 0; position < 32; ++position) {
-      const auto stamp = static_cast<float>(first_token + position);
-      for_each_run(sequence, position, [&](const Run& run) {
-        float* found = to_write(run.plane, run.layer, run.block) + run.first;
-        if (position >= sequence.cached_tokens()) std::fill_n(found, run.count, stamp);
-        if (std::any_of(found, found + run.count, [&](float each) { return each != stamp; })) {
-          throw std::runtime_error("wrong bytes");
-        }
-      });
-      ++right_tokens;
-    }
-    sequence.commit(32);
-    sequence.release();
-    return right_tokens;
+    return std::to_string(hammer::run(*pool_, *memory_, thread_count, next<int>(words)));
   }
 
   // joining: the secret for members.
@@ -336,48 +271,6 @@ class Worker {
   std::string keep(const std::string& name, Sequence sequence) {
     sequences_.erase(name);
     return snapshot(sequences_.emplace(name, std::move(sequence)).first->second);
-  }
-
-  static std::string snapshot(const Sequence& sequence) {
-    sequence.require_held();
-    return object({{"id", quoted(sequence.id())},
-                   {"table", numbers(sequence.block_ids())},
-                   {"cached_tokens", std::to_string(sequence.cached_tokens())},
-                   {"computed_tokens", std::to_string(sequence.computed_tokens())},
-                   {"token_count", std::to_string(sequence.token_count())},
-                   {"capacity_tokens", std::to_string(sequence.capacity_tokens())},
-                   {"shadows", std::to_string(sequence.shadows().size())}});
-  }
-
-  // The elements of a token in a plane and layer.
-  struct Run {
-    std::string plane;
-    int layer;
-    std::int64_t block;
-    std::size_t first;
-    std::size_t count;
-  };
-
-  template <class Use>
-  void for_each_run(const Sequence& sequence, std::int64_t position, Use use) const {
-    const kvharbor::Layout& layout = memory_->descriptor().layout;
-    const std::uint32_t block = sequence.block_ids().at(static_cast<std::size_t>(position / layout.block_tokens));
-    for (const kvharbor::Plane& plane : layout.planes) {
-      const auto count = static_cast<std::size_t>(plane.head_count * plane.head_dim);
-      const auto first = static_cast<std::size_t>(position % layout.block_tokens) * count;
-      for (int layer = 0; layer < plane.layer_count; ++layer) use(Run{plane.name, layer, block, first, count});
-    }
-  }
-
-  // Device memory is that of the stub of the driver, whose addresses are the process's own.
-  float* to_write(const std::string& plane, int layer, std::int64_t block) const {
-    if (memory_->on_device()) return reinterpret_cast<float*>(memory_->address(plane, layer, block));
-    return reinterpret_cast<float*>(memory_->mutable_page(plane, layer, block));
-  }
-
-  const float* to_read(const std::string& plane, int layer, std::int64_t block) const {
-    if (memory_->on_device()) return reinterpret_cast<const float*>(memory_->address(plane, layer, block));
-    return reinterpret_cast<const float*>(memory_->page(plane, layer, block));
   }
 
   const std::map<std::string, Operation> operations_ = {

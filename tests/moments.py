@@ -1,0 +1,39 @@
+"""Exactly the moment that a test wants: what is run there, once, and what waits there until the test goes on."""
+
+import threading
+from collections.abc import Callable
+
+from fake_process import DEADLINE_S
+
+Hooks = dict[str, Callable[[], None]]
+"""As a `FakeService` and its stream have them, `before` and `after`: by the kind of a request."""
+
+
+def once(hooks: Hooks, kind: str, run: Callable[[], object]) -> None:
+    """Has something run at the next request of a kind, and not again."""
+
+    def hook() -> None:
+        hooks.pop(kind, None)
+        run()
+
+    hooks[kind] = hook
+
+
+def wait(event: threading.Event) -> None:
+    """Waits until an event has come, with a deadline."""
+    assert event.wait(DEADLINE_S)
+
+
+def wait_for(event: threading.Event) -> Callable[[], None]:
+    """Returns what waits for an event."""
+    return lambda: wait(event)
+
+
+def halt(asked: threading.Event, go_on: threading.Event) -> Callable[[], None]:
+    """Returns what says that it is there, and then waits."""
+
+    def halted() -> None:
+        asked.set()
+        wait(go_on)
+
+    return halted

@@ -6,11 +6,14 @@ CODEGEN := build/codegen
 DEPLOY := build/deploy
 CPP := build/cpp
 export OMP_NUM_THREADS ?= 1
+# How many tests run at a time: file by file in processes of their own, as tests/turns.py says; in this one with 0.
+WORKERS ?= 2
+SPREAD := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench bench-peers bench-page chaos setup-engines test-engines demo-vllm bench-engines dist-check test-gpu dry-run-gpu clean
+.PHONY: help setup demo test cpp check fix gen check-gen check-deploy bench bench-peers bench-page chaos setup-engines setup-engines-short test-engines test-engines-short demo-vllm bench-engines dist-check test-gpu dry-run-gpu clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
 
 setup: $(VENV)/.installed ## make the environment from requirements.lock
 
@@ -24,8 +27,11 @@ $(VENV)/.installed: requirements.lock requirements-nodeps.lock pyproject.toml
 demo: setup ## three SmolLM2 workers share one prefix cache
 	$(BIN)/kvharbor demo --json
 
+# Empty is not set: each of some hundred services that tests start would compile all of its modules anew.
+test test-engines-short: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup ## every test that needs no GPU
-	$(BIN)/pytest
+	$(BIN)/pytest $(SPREAD)
 
 # Optimised a little, as tests start it often and nobody measures it.
 cpp: ## the C++ client with its example; needs the Debian packages of clients/cpp/apt-packages.txt
@@ -117,12 +123,21 @@ $(SGLANG)/.installed: requirements-engines-sglang.lock build/engines-vllm/.insta
 
 setup-engines: $(addsuffix /.installed,$(ENGINES) $(SGLANG)) ## make the environments with vLLM and SGLang
 
+setup-engines-short: $(addsuffix /.installed,$(ENGINES)) ## those with vLLM
+
 # What vLLM itself deprecates is no failure.
+TEST_ENGINES := build/engines-vllm/bin/python -m pytest -W default
+TEST_NEXT := build/engines-vllm-next/bin/python -m pytest -W default -m "not model" \
+  tests/engines/test_vllm_*.py tests/engines/test_scheduler_*.py tests/engines/test_connector_*.py
+
 test-engines: setup-engines ## real vLLM engines on one pool, schedulers of both versions, SGLang's cache; ten minutes
-	build/engines-vllm/bin/python -m pytest -W default tests/engines
-	PYTHONPATH=$(SGLANG) build/engines-vllm/bin/python -m pytest -W default tests/engines/test_sglang_linker.py
-	build/engines-vllm-next/bin/python -m pytest -W default -m "not model" \
-	  tests/engines/test_vllm_*.py tests/engines/test_scheduler_*.py tests/engines/test_connector_*.py
+	$(TEST_ENGINES) tests/engines
+	PYTHONPATH=$(SGLANG) $(TEST_ENGINES) tests/engines/test_sglang_linker.py
+	$(TEST_NEXT)
+
+test-engines-short: setup-engines-short ## of these what .ci/run runs: schedulers of both versions, few real engines
+	$(TEST_ENGINES) $(SPREAD) -m "not model or short" tests/engines
+	$(TEST_NEXT) $(SPREAD)
 
 PICTURE ?= build/demo-vllm.svg
 

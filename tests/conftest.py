@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 import cuda_stub
 from contract.leaks import no_leaks as no_leaks
 from service_process import ServiceProcess
+from turns import arrange, turn
 
 StartService = Callable[..., ServiceProcess]
 """Starts a service and waits until it is ready. Keywords are flags of `kvharbor serve`; `socket` and
@@ -29,6 +30,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         if without_device and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=without_device))
+    if _is_one_of_several(config):
+        arrange(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Comes before the timeout, to which waiting for one's turn does not count."""
+    if not _is_one_of_several(item.config):
+        return (yield)
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def _is_one_of_several(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
 
 
 def _why_no_device(config: pytest.Config) -> str:

@@ -14,6 +14,7 @@ from service_process import ServiceProcess
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
 
+@pytest.mark.short
 def test_the_second_engine_begins_warm_and_says_what_a_plain_one_does(
     engines: tuple[Any, Any, Any], engine_service: ServiceProcess
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_decode_step_makes_no_call(engines: tuple[Any, Any, Any]) -> None:
     assert after["lease"] - before["lease"] <= 1
 
 
+@pytest.mark.short
 def test_blocks_that_are_overwritten_change_what_both_engines_say(
     engines: tuple[Any, Any, Any], engine_service: ServiceProcess
 ) -> None:

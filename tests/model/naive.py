@@ -10,8 +10,15 @@ Content = tuple[object, ...]
 Path = tuple[str, tuple[Content, ...]]
 
 
+SEQUENCE_ENTRIES = 128
+
+
 class DoesNotFit(Exception):
     """The request does not fit now."""
+
+
+class TooManyEntries(Exception):
+    """The tables of the session's sequences would have more entries than they may."""
 
 
 @dataclass(eq=False)
@@ -32,8 +39,9 @@ class NaiveSequence:
 class NaivePool:
     """Counts and orders by brute force."""
 
-    def __init__(self, block_count: int, block_tokens: int) -> None:
+    def __init__(self, block_count: int, block_tokens: int, most_entries: int) -> None:
         self.total = block_count
+        self.most_entries = most_entries
         self.block_tokens = block_tokens
         self.holders: dict[Path, int] = {}
         self.pins: dict[str, list[Path]] = {}
@@ -107,6 +115,12 @@ class NaivePool:
             del self.holders[path]
             self.evicted += 1
 
+    def enter(self, session: int, block_count: int, sequence_count: int) -> None:
+        """Says whether a session may have so much more in its tables [P8]."""
+        there = sum(one.block_count + SEQUENCE_ENTRIES for one in self.sequences if one.session == session)
+        if there + block_count + SEQUENCE_ENTRIES * sequence_count > self.most_entries:
+            raise TooManyEntries
+
     def hold(self, path: Path) -> None:
         self.holders[path] = self.holders.get(path, 0) + 1
         if path in self.release_order:
@@ -125,9 +139,10 @@ class NaivePool:
 
     def allocate(self, session: int, namespace: str, tokens: list[int], reserve: int, max_cached: int) -> NaiveSequence:
         size = self.block_tokens
+        block_count = -(-(len(tokens) + reserve) // size)
+        self.enter(session, block_count, 1)
         self.retired.discard(namespace)
         matched = min(self.present(namespace, tokens), max_cached // size)
-        block_count = -(-(len(tokens) + reserve) // size)
         sequence = NaiveSequence(session, namespace, list(tokens), block_count, matched * size, matched * size, matched)
         paths = [self.path(sequence, block) for block in range(matched)]
         self.take(block_count - matched, paths)
@@ -139,6 +154,8 @@ class NaivePool:
 
     def extend(self, sequence: NaiveSequence, capacity: int) -> None:
         block_count = max(sequence.block_count, -(-capacity // self.block_tokens))
+        if block_count > sequence.block_count:
+            self.enter(sequence.session, block_count - sequence.block_count, 0)
         self.take(block_count - sequence.block_count, [])
         sequence.block_count = block_count
 
@@ -166,6 +183,7 @@ class NaivePool:
         size = self.block_tokens
         known = max(len(sequence.tokens) + reserve, sequence.computed)
         block_count = -(-known // size)
+        self.enter(sequence.session, block_count * child_count, child_count)
         self.take((block_count - sequence.committed) * child_count, [])
         children = []
         for _ in range(child_count):
@@ -192,6 +210,8 @@ class NaivePool:
 
     def adopt(self, sequence: NaiveSequence, session: int) -> None:
         """Moves a sequence to a session, as its latest: a session gives back in order of arrival."""
+        if sequence.session != session:
+            self.enter(session, sequence.block_count, 1)
         self.sequences.remove(sequence)
         sequence.session, sequence.progress_at = session, self.now
         self.sequences.append(sequence)

@@ -17,6 +17,7 @@ from kvharbor.pool import (
     Commit,
     Engine,
     EngineGroup,
+    EngineStats,
     Ledger,
     Pool,
     PoolConfig,
@@ -28,6 +29,7 @@ from kvharbor.pool import (
 from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.steps import finish
+from kvharbor.server import engine_families
 
 BLOCK_TOKENS = 4
 NAMES = [
@@ -41,6 +43,11 @@ Path = tuple[str, bytes, tuple[bytes, ...]]
 def kind_of(engine: Engine) -> Engine:
     """What all of one name and version are told as."""
     return Engine(engine.name, engine.version)
+
+
+def software_of(engine: Engine) -> Engine:
+    """What all of one name are told as."""
+    return Engine(engine.name)
 
 
 @dataclass(eq=False)
@@ -85,6 +92,7 @@ class NaiveEngines:
         """A process begins: nothing is counted yet, and nobody knows who has published what is there."""
         self.others, self.earlier = One(group=EngineGroup.OTHERS), One(group=EngineGroup.EARLIER)
         self.known: list[One] = []
+        self.series: dict[str | tuple[str, str], float] = {}
         self.author = dict.fromkeys(self.present(), self.earlier)
 
     # What there is
@@ -200,7 +208,7 @@ class NaiveEngines:
     def begin(self, name: Engine) -> One:
         """A session of an engine begins."""
         self.clock += 1
-        found = self.called(name) or self.made(name) or self.called(kind_of(name)) or self.others
+        found = self.called(name) or self.made(name) or self.together(name) or self.others
         if found.engine == name and found is not self.others:
             found.began = self.clock
         return found
@@ -208,30 +216,39 @@ class NaiveEngines:
     def called(self, name: Engine) -> One | None:
         return next((one for one in self.known if one.engine == name), None)
 
+    def together(self, name: Engine) -> One | None:
+        return self.called(kind_of(name)) or self.called(software_of(name))
+
     def made(self, name: Engine) -> One | None:
-        if len(self.known) == engines.MOST and not self.made_room():
+        if len(self.known) == engines.MOST and not self.made_room(name):
             return None
         if (found := self.called(name)) is not None:
             return found
         self.known.append(One(name, began=self.clock))
         return self.known[-1]
 
-    def made_room(self) -> bool:
+    def made_room(self, name: Engine) -> bool:
         working = [one for _, one in self.sessions.values()]
         idle = sorted((one for one in self.known if one not in working), key=lambda one: one.began)
-        for one in idle:
-            same = [other for other in self.known if other is not one and other.engine == kind_of(one.engine)]
-            if same:
-                self.told_as(one, *same)
-                return True
-            self.clock += 1
-            one.engine, one.began = kind_of(one.engine), self.clock
-        if idle:
-            self.told_as(idle[0], self.others)
-        return bool(idle)
+        newcomer = One(name)
+        for group_of in (kind_of, software_of):
+            before: list[One] = []
+            for one in [*idle, newcomer]:
+                group = group_of(one.engine)
+                other = self.called(group) or next((each for each in before if group_of(each.engine) == group), one)
+                before.append(one)
+                if other is one:
+                    continue
+                if other.engine != group:
+                    self.clock += 1
+                    other.engine, other.began = group, self.clock
+                self.told_together += 1
+                if one is not newcomer:
+                    self.told_as(one, other)
+                return one is not newcomer
+        return False
 
     def told_as(self, one: One, other: One) -> None:
-        self.told_together += 1
         self.known.remove(one)
         other.prompt_tokens += one.prompt_tokens
         other.reused.update(one.reused)
@@ -284,6 +301,17 @@ class NaiveEngines:
         }
         assert expected == actual
         assert all(one.reused_token_count == sum(count for _, count in one.reuses) for one in told)
+        self.compare_series(told)
+
+    def compare_series(self, told: tuple[EngineStats, ...]) -> None:
+        """A counter by the name of a software never falls while the process lives, nor does one of two of them."""
+        figures: engine_families.Figures = {}
+        reuses: engine_families.Reuses = {}
+        engine_families.add(told, figures, reuses)
+        series: dict[str | tuple[str, str], float] = {name: row[-1] for name, row in figures.items()}
+        series |= {names: count for names, (count,) in reuses.items()}
+        assert {key: value for key, value in self.series.items() if series.get(key, 0) < value} == {}
+        self.series = series
 
 
 def walk(seed: int, steps: int) -> NaiveEngines:
@@ -308,7 +336,7 @@ def _step(world: NaiveEngines, chance: random.Random) -> None:
     tokens = encode(letters[at // BLOCK_TOKENS] for at in range(chance.choice((4, 8, 12, 13))))
     sessions = [*world.sessions]
     deed = chance.choice(
-        (*("open", "end") * 2, "evict", "restart", *("allocate", "commit", "release", "blocks", "stand back") * 5)
+        (*("open", "end") * 6, "evict", "restart", *("allocate", "commit", "release", "blocks", "stand back") * 5)
     )
     match deed:
         case "open" if len(sessions) < 6:

@@ -9,11 +9,11 @@ from kvharbor.pool import engines
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("most", [1, 3, 6, 64])
 def test_each_engine_is_told_with_what_it_reuses_of_whom(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences, block calls, evictions, sessions that end, killed processes; with room for few engines or for all."""
     monkeypatch.setattr(engines, "MOST", most)
-    worlds = [walk(seed, 200) for seed in range(12)]
+    worlds = [walk(seed, 300) for seed in range(12)]
     reuses = sum((world.reuses for world in worlds), Counter[str]())
     assert min(reuses["own"], reuses["other"], reuses["earlier"]) > 20
     assert (sum(world.told_together for world in worlds) > 20) == (most < 64)

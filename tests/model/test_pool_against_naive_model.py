@@ -7,14 +7,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
-from naive import DoesNotFit, NaivePool, NaiveSequence, Path
+from naive import SEQUENCE_ENTRIES, DoesNotFit, NaivePool, NaiveSequence, Path, TooManyEntries
 
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
-from kvharbor.pool.errors import PoolExhausted, RequestTooLarge, WarmBudgetExceeded
+from kvharbor.pool.errors import PoolExhausted, RequestTooLarge, TablesFull, WarmBudgetExceeded
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.steps import finish
 
 BLOCKS, BLOCK_TOKENS = 12, 2
+# Few enough to be met often; two sessions can still fill the pool.
+MOST_ENTRIES = 3 * SEQUENCE_ENTRIES + BLOCKS // 2
+REFUSALS = {DoesNotFit: PoolExhausted, TooManyEntries: TablesFull}
 # Two token values make shared prefixes, and so matches, shadows and races, the common case.
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=9)
 # Version and salt.
@@ -45,7 +48,7 @@ class Live:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """[G1] to [G5] and [P1] to [P7] after every call; `memory` plays the KV bytes."""
+    """[G1] to [G5] and [P1] to [P8] after every call; `memory` plays the KV bytes."""
 
     live = Bundle("live")
 
@@ -53,7 +56,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         config = PoolConfig(BLOCKS, BLOCK_TOKENS, scratch_blocks=1, warm_budget_ratio=0.5, slice_blocks=2)
         self.pool = Pool(config)
-        self.naive = NaivePool(BLOCKS, BLOCK_TOKENS)
+        self.naive = NaivePool(BLOCKS, BLOCK_TOKENS, MOST_ENTRIES)
+        self.pool._state.most_entries = MOST_ENTRIES
         self.memory: dict[int, object] = {}
         self.sessions: list[int] = []
         self.lost: list[int] = []
@@ -108,9 +112,10 @@ class PoolMachine(RuleBasedStateMachine):
         max_cached = len(tokens) - 1 if limit is None else limit
         try:
             naive = self.naive.allocate(session, namespace, tokens, reserve, max_cached)
-        except DoesNotFit:
-            self.rematch_recency(namespace, tokens, max_cached)
-            with pytest.raises(PoolExhausted):
+        except (DoesNotFit, TooManyEntries) as refused:
+            if isinstance(refused, DoesNotFit):
+                self.rematch_recency(namespace, tokens, max_cached)
+            with pytest.raises(REFUSALS[type(refused)]):
                 finish(steps)
             return multiple()
         view = finish(steps)
@@ -139,8 +144,8 @@ class PoolMachine(RuleBasedStateMachine):
         steps = self.pool.extend(one.session, one.number, capacity)
         try:
             self.naive.extend(one.naive, capacity)
-        except DoesNotFit:
-            with pytest.raises(PoolExhausted):
+        except (DoesNotFit, TooManyEntries) as refused:
+            with pytest.raises(REFUSALS[type(refused)]):
                 finish(steps)
             return
         one.table += finish(steps).block_ids
@@ -187,8 +192,8 @@ class PoolMachine(RuleBasedStateMachine):
         steps = self.pool.fork(one.session, one.number, child_count, reserve_tokens=reserve)
         try:
             children = self.naive.fork(one.naive, child_count, reserve)
-        except DoesNotFit:
-            with pytest.raises((PoolExhausted, RequestTooLarge)):
+        except (DoesNotFit, TooManyEntries) as refused:
+            with pytest.raises((REFUSALS[type(refused)], RequestTooLarge)):
                 finish(steps)
             return multiple()
         made = finish(steps)
@@ -223,9 +228,16 @@ class PoolMachine(RuleBasedStateMachine):
         finish(self.pool.handoff(one.session, one.number, asked, token=token, expires_at=1e9))
         self.pool.check_invariants()
         session = self.sessions[which % len(self.sessions)]
+        try:
+            self.naive.adopt(one.naive, session)
+        except TooManyEntries:
+            with pytest.raises(TablesFull):
+                self.pool.adopt(session, token)
+            # It may still be adopted, and counts for its giver until it is.
+            session = one.session
+            self.naive.adopt(one.naive, session)
         view = self.pool.adopt(session, token).view
         one.is_live = False
-        self.naive.adopt(one.naive, session)
         assert view.computed_tokens == one.naive.computed
         assert list(view.block_ids) == one.table
         return self.take_in(view, one.naive)

@@ -142,6 +142,52 @@ def test_an_engine_without_an_instance_is_all_of_its_name_and_version(monkeypatc
     pool.check_invariants()
 
 
+def test_versions_are_told_together_under_their_name_and_no_counter_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[U3] What is read by name has all that it had, whoever else comes."""
+    monkeypatch.setattr(engines, "MOST", 3)
+    pool = pool_of(Engine("vllm", "1", "a"), Engine("vllm", "2", "b"), Engine("x", "1", "c"))
+    for session in (1, 2, 3):
+        cache(pool, span(1, 8), session=session)
+    finish(pool.session_quiet(1))
+    finish(pool.session_quiet(2))
+    pool.open_session(4, "t", B)
+    cache(pool, span(1, 8), session=4)
+    assert row(pool, Engine("vllm")).prompt_token_count == 16
+    assert row(pool, B).prompt_token_count == 8
+    assert not [one for one in pool.stats().engines if one.group is EngineGroup.OTHERS]
+    pool.check_invariants()
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_where_nothing_else_makes_room_one_is_told_with_another_of_its_name(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[U3] With one that has gone: of its version, if that was the same."""
+    monkeypatch.setattr(engines, "MOST", 2)
+    pool = pool_of(A, B)
+    cache(pool, span(1, 8), session=1)
+    finish(pool.session_quiet(1))
+    pool.open_session(3, "t", Engine("vllm", version, "c"))
+    cache(pool, span(1, 8), session=3)
+    together = Engine("vllm", "1") if version == "1" else Engine("vllm")
+    assert row(pool, together).prompt_token_count == 16
+    pool.check_invariants()
+
+
+def test_no_name_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[U3] Its counters would fall if it came again; the one that is too many is among the others."""
+    monkeypatch.setattr(engines, "MOST", 2)
+    pool = pool_of(A, B)
+    finish(pool.session_quiet(1))
+    finish(pool.session_quiet(2))
+    pool.open_session(3, "t", Engine("x", "1", "c"))
+    cache(pool, span(1, 8), session=3)
+    assert [(one.group, one.prompt_token_count) for one in pool.stats().engines] == [(EngineGroup.OTHERS, 8)]
+    pool.open_session(4, "t", A)
+    cache(pool, span(1, 8), session=4)
+    assert row(pool, A).prompt_token_count == 8
+
+
 def test_where_all_have_sessions_a_further_one_is_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """[U3] It is told with those of its kind if there is a row of them, and is not taken for anybody else."""
     monkeypatch.setattr(engines, "MOST", 2)

@@ -15,6 +15,7 @@ from kvharbor.pool.state import State
 _begin = Engines.begin
 _granted = Engines.granted
 _published = Engines.published
+_room = Engines._room
 _told_as = Engines._told_as
 _count_request = State.count_request
 
@@ -128,6 +129,18 @@ def kind_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "kind", property(lambda _: Engine()))
 
 
+def versions_told_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[U3] A version that goes takes what it has counted from its name, which stays."""
+
+    def room(self: Engines, newcomer: Engine, live: Container[int]) -> int | None:
+        if (number := _room(self, newcomer, live)) is None:
+            idle = [engine for engine, number in self.numbers.items() if number not in live]
+            return self._told_as(self.numbers.pop(idle[0]), OTHERS) if idle else None
+        return number
+
+    monkeypatch.setattr(Engines, "_room", room)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "break_rule",
@@ -144,13 +157,14 @@ def kind_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         ended_ones_not_known_again,
         oldest_by_first_session,
         kind_not_kept,
+        versions_told_among_others,
     ],
 )
 def test_a_broken_rule_is_noticed(
     break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever it is."""
-    monkeypatch.setattr(engines, "MOST", 3)
+    monkeypatch.setattr(engines, "MOST", 5)
     break_rule(monkeypatch)
     with pytest.raises((AssertionError, InvariantViolation, KeyError)):
         _walk_all()

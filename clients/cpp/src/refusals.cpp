@@ -57,6 +57,7 @@ const std::unordered_map<std::string, Maker>& makers() {
       entry<BuiltWithoutCuda>(),
       entry<DeviceFailed>(),
       entry<PoolExhausted>(),
+      entry<TablesFull>(),
       entry<WarmBudgetExceeded>(),
       entry<TooManyWarmTasks>(),
       entry<InsufficientMemory>(),

@@ -1603,9 +1603,10 @@ Global___PoolStats: typing_extensions.TypeAlias = PoolStats
 class EngineStats(google.protobuf.message.Message):
     """One engine's part in a pool, or a group's. Engines with equal name, version
     and instance are one, whose sessions may have ended. A pool tells about 64
-    engines apart: for one more, the one without sessions whose last session
-    began the longest ago is told with all of its name and version (the instance
-    is empty then), and when there is none left, under OTHERS.
+    engines apart: for one more, those without sessions whose last session began
+    the longest ago are told as all of their name and version (the instance is
+    empty then), or of their name (the version too). A name that is one too many
+    is under OTHERS. No name's sums ever fall.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1803,7 +1804,7 @@ class PoolCounters(google.protobuf.message.Message):
     evicted_block_count: builtins.int
     """Cached blocks given up for others, or by Evict."""
     refused_count: builtins.int
-    """Allocates, Extends and Forks refused for want of room."""
+    """Allocates, Acquires, Leases, Extends and Forks refused for want of room."""
     copied_block_count: builtins.int
     """Blocks copied by Fork."""
     pending_wait_count: builtins.int

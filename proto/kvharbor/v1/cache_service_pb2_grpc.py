@@ -154,7 +154,8 @@ class CacheServiceServicer(object):
         Idempotent by request_id while the sequence lives: a duplicate gets its
         present state; with other arguments it fails with REQUEST_ID_REUSED.
         Errors: REQUEST_TOO_LARGE (never fits), POOL_EXHAUSTED (does not fit now,
-        or not within `wait`). Nothing is held or evicted on failure.
+        or not within `wait`), TABLES_FULL (release sequences). Nothing is held or
+        evicted on failure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,7 +164,8 @@ class CacheServiceServicer(object):
     def Extend(self, request, context):
         """Adds capacity to sequences. Idempotent, as it names the wanted capacity.
         Never queues behind waiting Allocates. Errors an item: SEQUENCE_NOT_FOUND,
-        REQUEST_TOO_LARGE, POOL_EXHAUSTED (the remedy: preempt a sequence).
+        REQUEST_TOO_LARGE, POOL_EXHAUSTED (the remedy: preempt a sequence),
+        TABLES_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +176,7 @@ class CacheServiceServicer(object):
         generated; publishes each block that became full. Idempotent with
         known_token_count, or with equal computed_tokens and no new tokens. Errors
         an item: SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
-        STALE_GENERATION, SEQUENCE_BUSY.
+        STALE_GENERATION, SEQUENCE_BUSY; with `appended`, TABLES_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +186,8 @@ class CacheServiceServicer(object):
         """Makes children of a sequence. They share its full committed blocks; a
         partial tail is copied by the service, as whole block pages, before the
         reply. All children or none. Idempotent by request_id. Errors:
-        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY, and
-        INSUFFICIENT_MEMORY where a device has no room beside the pools for the
+        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, TABLES_FULL, REQUEST_TOO_LARGE,
+        SEQUENCE_BUSY, and INSUFFICIENT_MEMORY where a device has no room beside the pools for the
         context that the service makes there with its first copy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -204,7 +206,7 @@ class CacheServiceServicer(object):
 
     def Adopt(self, request, context):
         """Takes a sequence that was handed off, under a new handle. Errors:
-        HANDOFF_NOT_FOUND.
+        HANDOFF_NOT_FOUND; TABLES_FULL, and it can still be adopted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -239,8 +241,8 @@ class CacheServiceServicer(object):
         of which is pinned at its commit. Of the prompt, whole blocks count.
         Idempotent: the same name and tokens renew the ttl; a name with other
         tokens is moved to them, and the last request for a name decides who fills.
-        Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS; nothing
-        is changed then.
+        Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS,
+        TABLES_FULL; nothing is changed then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -255,8 +257,8 @@ class CacheServiceServicer(object):
         Warmup of its name, and with the pool.
 
         Idempotent by request_id while the sequence lives. Errors:
-        WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED: the task goes on
-        waiting, and this does not count as a claim.
+        WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED, TABLES_FULL: the
+        task goes on waiting, and this does not count as a claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

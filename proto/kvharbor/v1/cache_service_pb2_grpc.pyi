@@ -442,13 +442,15 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     Idempotent by request_id while the sequence lives: a duplicate gets its
     present state; with other arguments it fails with REQUEST_ID_REUSED.
     Errors: REQUEST_TOO_LARGE (never fits), POOL_EXHAUSTED (does not fit now,
-    or not within `wait`). Nothing is held or evicted on failure.
+    or not within `wait`), TABLES_FULL (release sequences). Nothing is held or
+    evicted on failure.
     """
 
     Extend: _CacheServiceExtendType
     """Adds capacity to sequences. Idempotent, as it names the wanted capacity.
     Never queues behind waiting Allocates. Errors an item: SEQUENCE_NOT_FOUND,
-    REQUEST_TOO_LARGE, POOL_EXHAUSTED (the remedy: preempt a sequence).
+    REQUEST_TOO_LARGE, POOL_EXHAUSTED (the remedy: preempt a sequence),
+    TABLES_FULL.
     """
 
     Commit: _CacheServiceCommitType
@@ -456,15 +458,15 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     generated; publishes each block that became full. Idempotent with
     known_token_count, or with equal computed_tokens and no new tokens. Errors
     an item: SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
-    STALE_GENERATION, SEQUENCE_BUSY.
+    STALE_GENERATION, SEQUENCE_BUSY; with `appended`, TABLES_FULL.
     """
 
     Fork: _CacheServiceForkType
     """Makes children of a sequence. They share its full committed blocks; a
     partial tail is copied by the service, as whole block pages, before the
     reply. All children or none. Idempotent by request_id. Errors:
-    SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY, and
-    INSUFFICIENT_MEMORY where a device has no room beside the pools for the
+    SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, TABLES_FULL, REQUEST_TOO_LARGE,
+    SEQUENCE_BUSY, and INSUFFICIENT_MEMORY where a device has no room beside the pools for the
     context that the service makes there with its first copy.
     """
 
@@ -477,7 +479,7 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
 
     Adopt: _CacheServiceAdoptType
     """Takes a sequence that was handed off, under a new handle. Errors:
-    HANDOFF_NOT_FOUND.
+    HANDOFF_NOT_FOUND; TABLES_FULL, and it can still be adopted.
     """
 
     Release: _CacheServiceReleaseType
@@ -503,8 +505,8 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     of which is pinned at its commit. Of the prompt, whole blocks count.
     Idempotent: the same name and tokens renew the ttl; a name with other
     tokens is moved to them, and the last request for a name decides who fills.
-    Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS; nothing
-    is changed then.
+    Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS,
+    TABLES_FULL; nothing is changed then.
     """
 
     ClaimWarmTask: _CacheServiceClaimWarmTaskType
@@ -516,8 +518,8 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     Warmup of its name, and with the pool.
 
     Idempotent by request_id while the sequence lives. Errors:
-    WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED: the task goes on
-    waiting, and this does not count as a claim.
+    WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED, TABLES_FULL: the
+    task goes on waiting, and this does not count as a claim.
     """
 
     Unwarm: _CacheServiceUnwarmType
@@ -648,7 +650,8 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         Idempotent by request_id while the sequence lives: a duplicate gets its
         present state; with other arguments it fails with REQUEST_ID_REUSED.
         Errors: REQUEST_TOO_LARGE (never fits), POOL_EXHAUSTED (does not fit now,
-        or not within `wait`). Nothing is held or evicted on failure.
+        or not within `wait`), TABLES_FULL (release sequences). Nothing is held or
+        evicted on failure.
         """
 
     @abc.abstractmethod
@@ -659,7 +662,8 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvharbor.v1.cache_service_pb2.ExtendResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.ExtendResponse]]:
         """Adds capacity to sequences. Idempotent, as it names the wanted capacity.
         Never queues behind waiting Allocates. Errors an item: SEQUENCE_NOT_FOUND,
-        REQUEST_TOO_LARGE, POOL_EXHAUSTED (the remedy: preempt a sequence).
+        REQUEST_TOO_LARGE, POOL_EXHAUSTED (the remedy: preempt a sequence),
+        TABLES_FULL.
         """
 
     @abc.abstractmethod
@@ -672,7 +676,7 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         generated; publishes each block that became full. Idempotent with
         known_token_count, or with equal computed_tokens and no new tokens. Errors
         an item: SEQUENCE_NOT_FOUND, COMMIT_BACKWARDS, CURSOR_OUT_OF_RANGE,
-        STALE_GENERATION, SEQUENCE_BUSY.
+        STALE_GENERATION, SEQUENCE_BUSY; with `appended`, TABLES_FULL.
         """
 
     @abc.abstractmethod
@@ -684,8 +688,8 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         """Makes children of a sequence. They share its full committed blocks; a
         partial tail is copied by the service, as whole block pages, before the
         reply. All children or none. Idempotent by request_id. Errors:
-        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, REQUEST_TOO_LARGE, SEQUENCE_BUSY, and
-        INSUFFICIENT_MEMORY where a device has no room beside the pools for the
+        SEQUENCE_NOT_FOUND, POOL_EXHAUSTED, TABLES_FULL, REQUEST_TOO_LARGE,
+        SEQUENCE_BUSY, and INSUFFICIENT_MEMORY where a device has no room beside the pools for the
         context that the service makes there with its first copy.
         """
 
@@ -708,7 +712,7 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvharbor.v1.cache_service_pb2.AdoptResponse, collections.abc.Awaitable[kvharbor.v1.cache_service_pb2.AdoptResponse]]:
         """Takes a sequence that was handed off, under a new handle. Errors:
-        HANDOFF_NOT_FOUND.
+        HANDOFF_NOT_FOUND; TABLES_FULL, and it can still be adopted.
         """
 
     @abc.abstractmethod
@@ -749,8 +753,8 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         of which is pinned at its commit. Of the prompt, whole blocks count.
         Idempotent: the same name and tokens renew the ttl; a name with other
         tokens is moved to them, and the last request for a name decides who fills.
-        Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS; nothing
-        is changed then.
+        Errors: WARM_BUDGET_EXCEEDED, POOL_EXHAUSTED, TOO_MANY_WARM_TASKS,
+        TABLES_FULL; nothing is changed then.
         """
 
     @abc.abstractmethod
@@ -767,8 +771,8 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
         Warmup of its name, and with the pool.
 
         Idempotent by request_id while the sequence lives. Errors:
-        WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED: the task goes on
-        waiting, and this does not count as a claim.
+        WARM_TASK_NOT_FOUND; POOL_EXHAUSTED, WARM_BUDGET_EXCEEDED, TABLES_FULL: the
+        task goes on waiting, and this does not count as a claim.
         """
 
     @abc.abstractmethod

@@ -163,6 +163,11 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """RESOURCE_EXHAUSTED. The service has no file descriptor left for this; it
     goes on with what it has. Metadata: limit, remedy.
     """
+    ERROR_REASON_TABLES_FULL: _ErrorReason.ValueType  # 55
+    """RESOURCE_EXHAUSTED. The session has as much in its block tables as it may,
+    blocks that it shares counted once a table. Metadata: neededEntryCount,
+    heldEntryCount, budgetEntryCount.
+    """
     ERROR_REASON_SESSION_REQUIRED: _ErrorReason.ValueType  # 60
     """UNAUTHENTICATED. The call needs a session: open a side socket and send its
     token as metadata "kvharbor-session". Metadata: remedy.
@@ -332,6 +337,11 @@ Metadata: taskCount, limit.
 ERROR_REASON_DESCRIPTORS_EXHAUSTED: ErrorReason.ValueType  # 54
 """RESOURCE_EXHAUSTED. The service has no file descriptor left for this; it
 goes on with what it has. Metadata: limit, remedy.
+"""
+ERROR_REASON_TABLES_FULL: ErrorReason.ValueType  # 55
+"""RESOURCE_EXHAUSTED. The session has as much in its block tables as it may,
+blocks that it shares counted once a table. Metadata: neededEntryCount,
+heldEntryCount, budgetEntryCount.
 """
 ERROR_REASON_SESSION_REQUIRED: ErrorReason.ValueType  # 60
 """UNAUTHENTICATED. The call needs a session: open a side socket and send its

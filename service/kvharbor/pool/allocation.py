@@ -135,6 +135,7 @@ def admit(
         # GeneratorExit too: the caller went away while the match was held.
         take_down(state, sequence)
         raise
+    sequence.drop_published_extras()
     sequence.tail = bytearray(token_ids[4 * state.block_tokens * len(sequence.table) :])
     sequence.cached_tokens = sequence.computed_tokens = len(sequence.table) * state.block_tokens
     state.writers.place(sequence, state.now)
@@ -280,10 +281,10 @@ def _extras(prompt: Prompt, block_tokens: int) -> dict[int, bytes]:
 
 
 def _fingerprint(prompt: Prompt, reserve_tokens: int, max_cached_tokens: int | None, group: str) -> Fingerprint:
-    # Of the tokens a hash is kept, as it only has to tell a caller's mistake from a retry.
+    # Of the contents a hash is kept, as it only has to tell a caller's mistake from a retry.
     return {
         "token_ids": (len(prompt.token_ids), hash(prompt.token_ids)),
-        "extra_keys": prompt.extra_keys,
+        "extra_keys": hash(prompt.extra_keys),
         "namespace": (prompt.version, prompt.adapter, prompt.salt),
         "reserve_tokens": reserve_tokens,
         "max_cached_tokens": max_cached_tokens,

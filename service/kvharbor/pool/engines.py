@@ -26,7 +26,7 @@ class EngineGroup(StrEnum):
     """Engines that are told together."""
 
     NONE = "none"
-    """One engine, or all of one name and version."""
+    """One engine, or all of one name and version, or of one name."""
     OTHERS = "others"
     """Those that there is no room to tell apart."""
     EARLIER = "earlier"
@@ -45,6 +45,11 @@ class Engine:
     def kind(self) -> "Engine":
         """All of its name and version."""
         return Engine(self.name, self.version)
+
+    @property
+    def software(self) -> "Engine":
+        """All of its name."""
+        return Engine(self.name)
 
 
 UNNAMED: Final = Engine()
@@ -99,11 +104,11 @@ class Engines:
         """
         number = self.numbers.pop(engine, None)
         if number is None:
-            room = self._room(live)
+            room = self._room(engine, live)
             # It may be what others have just been told as.
             number = self.numbers.pop(engine, room)
         if number is None:
-            return self.numbers.get(engine.kind, OTHERS)
+            return self.numbers.get(engine.kind, self.numbers.get(engine.software, OTHERS))
         self.numbers[engine] = number
         self.rows.setdefault(number, Row())
         return number
@@ -169,18 +174,25 @@ class Engines:
             for engine, group, number in told
         )
 
-    def _room(self, live: Container[int]) -> int | None:
-        """Returns a number for one more engine, if need be by telling some without sessions together [U3]."""
+    def _room(self, newcomer: Engine, live: Container[int]) -> int | None:
+        """Returns a number for one more engine, if need be by telling some without sessions together [U3].
+
+        None if it is to be told with others itself.
+        """
         if len(self.numbers) < MOST:
             return next(number for number in range(OTHERS + 1, OTHERS + 1 + MOST) if number not in self.rows)
-        idle = [engine for engine, number in self.numbers.items() if number not in live]
-        for engine in idle:
-            number = self.numbers.pop(engine)
-            place = self.numbers.get(engine.kind)
-            if place is not None:
-                return self._told_as(number, place)
-            self.numbers[engine.kind] = number
-        return self._told_as(self.numbers.pop(idle[0].kind), OTHERS) if idle else None
+        idle = [engine for engine, number in self.numbers.items() if number not in live] + [newcomer]
+        for groups in ([engine.kind for engine in idle], [engine.software for engine in idle]):
+            firsts: dict[Engine, Engine] = {}
+            for engine, group in zip(idle, groups, strict=True):
+                first = firsts.setdefault(group, engine)
+                if first != engine and group not in self.numbers:
+                    self.numbers[group] = self.numbers.pop(first)
+                if group in self.numbers and engine == newcomer:
+                    return None
+                if group in self.numbers and engine != group:
+                    return self._told_as(self.numbers.pop(engine), self.numbers[group])
+        return None
 
     def _told_as(self, number: int, other: int) -> int:
         """Counts one as another from now on; returns the number, which is free."""

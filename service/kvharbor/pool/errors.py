@@ -163,8 +163,8 @@ class TablesFull(PoolError):
 
     reason = "TABLES_FULL"
     template = (
-        "{needed_entry_count} more entries are needed in the tables of the session's sequences, {held_entry_count} of"
-        " {budget_entry_count} are taken, each sequence for as many as 128; release sequences"
+        "{needed_entry_count} more entries are needed in the block tables of the session's sequences and"
+        " {held_entry_count} of {budget_entry_count} are taken, those of shared blocks too; release sequences"
     )
 
 

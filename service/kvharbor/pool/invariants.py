@@ -15,7 +15,6 @@ from kvharbor.pool.holdings_check import check_holdings
 from kvharbor.pool.ledger_check import check_ledger
 from kvharbor.pool.sequence import Sequence, Session
 from kvharbor.pool.state import State
-from kvharbor.pool.tables import limit
 from kvharbor.pool.writers_check import check_writers
 
 
@@ -222,7 +221,7 @@ def _check_entries(state: State, session: Session) -> None:
     given = sum(one.sequence.entry_count for one in state.handoffs.values() if one.source[0] == session.session)
     if not 0 <= session.entry_count - there <= state.claimed or session.given_entry_count != given:
         _fail("P8", f"session {session.session} counts {session.entry_count} entries of {there}, given: {given}")
-    if session.entry_count + given > 2 * limit(state):
+    if session.entry_count + given > 2 * state.most_entries:
         _fail("P8", f"session {session.session} has {session.entry_count} entries and {given} given ones")
 
 

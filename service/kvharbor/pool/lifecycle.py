@@ -5,15 +5,21 @@ holds stay, since one may still read ([G3]). `writers_quiet` gives back the form
 After a restart the same goes for what a session had before and has not resumed yet.
 """
 
+from collections.abc import Callable
+from typing import Final
+
 from kvharbor.pool.block_release import drop_private_blocks, let_go_committed
 from kvharbor.pool.engines import Engine
 from kvharbor.pool.errors import InvalidField
 from kvharbor.pool.ledger import MAX_SESSION
 from kvharbor.pool.release import drop_private, end_pin, release_each
 from kvharbor.pool.results import Holding
-from kvharbor.pool.sequence import Session
+from kvharbor.pool.sequence import Sequence, Session
 from kvharbor.pool.state import State
 from kvharbor.pool.steps import Steps
+
+ENTRIES_A_SLICE: Final = 1 << 17
+"""Entries of tables that are looked at in one slice, where there is nothing to give back: some milliseconds."""
 
 
 def open_session(state: State, session: int, tenant: str, engine: Engine) -> None:
@@ -41,10 +47,23 @@ def end_session(state: State, session: int) -> Steps[None]:
     owner.ended = True
     state.marks.end_session(session)
     state.writers.signs.pop(session, None)
-    for sequence in list(owner.sequences.values()):
+
+    def quarantine(sequence: Sequence) -> Steps[None]:
         state.writers.remove(sequence)
         yield from _quarantine(state, state.private_blocks(sequence))
+
+    yield from _each(list(owner.sequences.values()), quarantine)
     yield from _quarantine(state, list(owner.blocks.private()))
+
+
+def _each(sequences: list[Sequence], work: Callable[[Sequence], Steps[None]]) -> Steps[None]:
+    looked_at = 0
+    for sequence in sequences:
+        looked_at += sequence.entry_count
+        yield from work(sequence)
+        if looked_at >= ENTRIES_A_SLICE:
+            looked_at = 0
+            yield
 
 
 def _quarantine(state: State, doomed: list[int]) -> Steps[None]:
@@ -59,10 +78,9 @@ def writers_quiet(state: State, session: int) -> Steps[None]:
     owner = state.sessions[session]
     owner.writers_quiet = True
     yield from give_back_unclaimed(state, owner)
-    for sequence in list(owner.sequences.values()):
-        # A copy of the service's own may still run into its blocks; the end of the fork gives those back.
-        if not sequence.copy_count:
-            yield from drop_private(state, sequence)
+    # A copy of the service's own may still run into the blocks of others; the end of the fork gives those back.
+    idle = [sequence for sequence in owner.sequences.values() if not sequence.copy_count]
+    yield from _each(idle, lambda sequence: drop_private(state, sequence))
     yield from drop_private_blocks(state, owner)
 
 

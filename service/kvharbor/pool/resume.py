@@ -82,7 +82,7 @@ def _restore(state: State, owner: Session, held: Held) -> Steps[Sequence]:
     committed = sequence.committed_blocks
     unknown = committed * state.block_tokens - held.committed_tokens
     sequence.tail = bytearray(held.tail_token_ids[4 * unknown :])
-    sequence.extras = {block: extra for block, extra in sequence.extras.items() if block >= committed}
+    sequence.drop_published_extras()
     owner.add(sequence)
     state.in_flight.discard(sequence)
     state.tenant(owner.tenant).sequence_count += 1
@@ -198,7 +198,7 @@ def _check_fields(state: State, owner: Session, held: Held) -> None:
     validate.text("pin_name", held.pin_name)
     validate.namespace(held.version, held.adapter, held.salt)
     validate.table("block_ids", len(held.block_ids), len(held.block_ids), "the pool gives no longer ones")
-    tables.refuse_if_resumed_too_much(state, owner, len(held.block_ids))
+    tables.refuse_if_never_had(state, owner, len(held.block_ids))
     if held.request_id in owner.by_request:
         raise RequestIdReused(request_id=held.request_id, differs="sequence_id")
     if len(held.generations) != len(held.block_ids):

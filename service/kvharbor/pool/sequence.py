@@ -14,6 +14,8 @@ from kvharbor.pool.results import SequenceView
 
 SEQUENCE_ENTRIES: Final = 128
 """What a sequence counts for beside its table: about a kibibyte."""
+MAX_SHARED_ENTRIES: Final = 1 << 23
+"""Entries of tables that a session may have beyond one for each block of the pool: 64 MiB of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +101,11 @@ class Sequence:
     def entry_count(self) -> int:
         """What it counts for in the tables of its session [P8]."""
         return len(self.table) + SEQUENCE_ENTRIES
+
+    def drop_published_extras(self) -> None:
+        """Forgets the extra keys of blocks that are in the tree, which has them."""
+        if self.extras:
+            self.extras = {block: extra for block, extra in self.extras.items() if block >= self.committed_blocks}
 
     def name(self) -> str:
         """Returns the handle as errors show it."""

@@ -18,7 +18,7 @@ from kvharbor.pool.marks import Marks
 from kvharbor.pool.namespaces import NO_BLOCK, Namespace, Namespaces
 from kvharbor.pool.policies import policy_of
 from kvharbor.pool.results import PoolConfig, SequenceView
-from kvharbor.pool.sequence import Pin, Sequence, Session
+from kvharbor.pool.sequence import MAX_SHARED_ENTRIES, Pin, Sequence, Session
 from kvharbor.pool.stats import Counters, TenantCounters
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import PrefixTree
@@ -65,6 +65,8 @@ class State:
         self.writers = Writers(self.tree, self.blocks.generation, config.block_tokens, self.awaiting)
         self.marks = Marks(self.writers, self.namespaces, config.block_count)
         self.sessions: dict[int, Session] = {}
+        # What the tables of one session's sequences may have in all.
+        self.most_entries = config.block_count + MAX_SHARED_ENTRIES
         self.handoffs: dict[str, Handoff] = {}
         # The token of each hand-off, by where its sequence came from.
         self.handoff_tokens: dict[tuple[int, int], str] = {}

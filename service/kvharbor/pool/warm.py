@@ -110,6 +110,7 @@ def warmup(
     view = None
     if promised:
         sequence.pin, pin.sequence = pin, sequence
+        sequence.drop_published_extras()
         sequence.tail = bytearray(tokens[4 * pinned_tokens :])
         sequence.cached_tokens = sequence.computed_tokens = pinned_tokens
         state.writers.place(sequence, state.now)

@@ -51,6 +51,7 @@ CODES: Final[Mapping[type[Refusal], grpc.StatusCode]] = {
     session_errors.MpsClientRefused: grpc.StatusCode.FAILED_PRECONDITION,
     InsufficientMemory: grpc.StatusCode.FAILED_PRECONDITION,
     pool_errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pool_errors.TablesFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pool_errors.WarmBudgetExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.WatcherTooSlow: grpc.StatusCode.RESOURCE_EXHAUSTED,
     server_errors.TooManyWarmTasks: grpc.StatusCode.RESOURCE_EXHAUSTED,

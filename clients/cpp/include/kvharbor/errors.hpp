@@ -171,6 +171,8 @@ KVHARBOR_ERROR(BuiltWithoutCuda, StateRefused, "BUILT_WITHOUT_CUDA");
 KVHARBOR_ERROR(DeviceFailed, StateRefused, "DEVICE_FAILED");
 /// The request does not fit now; `metadata` says what holds the memory.
 KVHARBOR_ERROR(PoolExhausted, Full, "POOL_EXHAUSTED");
+/// The sequences of this session have as much in their block tables as they may: release some.
+KVHARBOR_ERROR(TablesFull, Full, "TABLES_FULL");
 /// The pin would exceed the pool's warm budget.
 KVHARBOR_ERROR(WarmBudgetExceeded, Full, "WARM_BUDGET_EXCEEDED");
 /// The pool has as many unfinished warm tasks as it may.

@@ -8,8 +8,8 @@
                           SequenceBusy, SequenceInDoubt, SequenceEnded, ResumeRequired, PeerUnproven,
                           RankTaken, DeviceNotVisible, MpsClientRefused, PoolDevicesMismatch,
                           UpgradeFailed
-      Full                make room or come again after `retry_after_s`: PoolExhausted, WarmBudgetExceeded,
-                          TooManyWarmTasks, DescriptorsExhausted, InsufficientMemory
+      Full                make room or come again after `retry_after_s`: PoolExhausted, TablesFull,
+                          WarmBudgetExceeded, TooManyWarmTasks, DescriptorsExhausted, InsufficientMemory
       Gone                start over: PoolNotFound, SequenceNotFound, SequenceLost, EpochEnded, PinNotFound,
                           HandoffNotFound, BlockNotFound, WarmTaskNotFound, SessionNotFound,
                           RevisionCompacted, WatcherTooSlow
@@ -247,6 +247,12 @@ class PoolExhausted(Full):
     """The request does not fit now; `metadata` says what holds the memory."""
 
     reason = "POOL_EXHAUSTED"
+
+
+class TablesFull(Full):
+    """The sequences of this session have as much in their block tables as they may: release some."""
+
+    reason = "TABLES_FULL"
 
 
 class WarmBudgetExceeded(Full):

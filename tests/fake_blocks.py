@@ -134,6 +134,8 @@ class FakeOwner:
             return Acquired(refusal=PoolExhausted("full"))
         for block in found:
             block.holders.add(calls)
+        if chain.computes and len(found) * self.block_tokens < len(listed(chain)):
+            calls.marks.add(tuple(listed(chain)))
         if chain.table_block_count or chain.computes or chain.uses:
             self.reused_counts.append(len(found))
         return Acquired(self.run(found), self.run(self.fresh(needed, calls)))
@@ -177,6 +179,8 @@ class FakeCalls:
         self.calls: list[str] = []
         self.computing = FakeComputing()
         self.stray_count = 0
+        self.marks: set[Content] = set()
+        """What it has said to compute, until it has."""
 
     @property
     def status(self) -> "FakeCalls":
@@ -236,11 +240,18 @@ class FakeCalls:
                 content = (*content, *listed(chain)[first : first + self.owner.block_tokens])
                 assert len(content) % self.owner.block_tokens == 0
                 block.content = content
+                self.marks.discard(content)
                 canonical = self.owner.index.setdefault(content, block)
                 if canonical is not block:
                     canonical.holders.add(block)
                 block.parent = parent
                 parent = canonical
+
+    @locked
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        """As BlockCalls.abandon: nobody is told here of what others compute."""
+        self.calls.append("abandon")
+        self.marks.difference_update(tuple(listed(chain)) for chain in chains)
 
     @locked
     def release(self, blocks: BlockRun) -> None:

@@ -200,6 +200,9 @@ class FakeBlocks:
     def _computing(self, request: blocks_pb2.ComputingRequest) -> blocks_pb2.ComputingResponse:
         return blocks_pb2.ComputingResponse()
 
+    def _abandon(self, request: blocks_pb2.AbandonRequest) -> blocks_pb2.AbandonResponse:
+        return blocks_pb2.AbandonResponse(statuses=[types_pb2.ItemStatus() for _ in request.chains])
+
     def _commit(self, request: cache.CommitRequest) -> cache.CommitResponse:
         answer: cache.CommitResponse = self.sequences.answer("Commit", request)
         for item, result in zip(request.items, answer.results, strict=True):

@@ -72,6 +72,7 @@ class Churn:
             assert len(engine.scheduler._pool.cached_block_hash_to_block) == 0
             assert not engine.scheduler._room.free_count
         assert not self.owner.queue
+        assert not self.owner.marks, "[E18]"
         assert self.owner.available(set()) == len(self.owner.blocks) - 1
         for name, (engine, tokens, count, salt, weights) in self.asked.items():
             if name not in self.aborted:

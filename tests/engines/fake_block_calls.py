@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.fake_owner import Block, FakeOwner, FakeWait
+from engines.fake_owner import Block, FakeMark, FakeOwner, FakeWait
 from engines.fake_store import FakeStore
 from fake_computing import FakeComputing
 from kvharbor.client import (
@@ -22,6 +22,7 @@ from kvharbor.client import (
 )
 
 KEY_BYTES = 32
+KINDS = ("acquire", "lease", "commit", "abandon", "release")
 IDLE = 500
 """Ticks without a commit after which nobody is told any more of what a session computes, unless a step is under way."""
 
@@ -52,10 +53,11 @@ class FakeBlockCalls:
     owner: FakeOwner
     direct: set[Block] = field(default_factory=set)
     version: str = ""
-    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acquire", "lease", "commit", "release"), 0))
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     on_refusal: Callable[[HarborError], object] | None = None
     tells_pending: bool = False
     committed: int = 0
+    given_up: set[tuple[Any, ...]] = field(default_factory=set)
     stores: list[FakeStore] = field(default_factory=list)
     computing: FakeComputing = field(default_factory=FakeComputing)
 
@@ -114,6 +116,15 @@ class FakeBlockCalls:
         self.owner.serve_queue()
         self.owner.check()
 
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        self.calls["abandon"] += 1
+        for chain in chains:
+            last = (self, self._namespace(chain), chain.keys[-KEY_BYTES:])
+            for mark in [*self.owner.marks]:
+                if (mark.session, mark.namespace, mark.keys[-1]) == last:
+                    self.owner.marks.remove(mark)
+                    self.given_up.update((mark.namespace, key) for key in mark.keys)
+
     def release(self, blocks: BlockRun) -> None:
         self.calls["release"] += 1
         for number, generation in blocks:
@@ -137,6 +148,7 @@ class FakeBlockCalls:
         for block in [*self.direct]:
             self.owner.release(self, block)
         self.owner.sessions.remove(self)
+        self.owner.marks = [mark for mark in self.owner.marks if mark.session is not self]
         self.owner.serve_queue()
 
     def try_chain(self, chain: Chain) -> Acquired:
@@ -166,18 +178,28 @@ class FakeBlockCalls:
         leased = owner.take(self, lacking, set(held))
         if pending is None and chain.computes:
             self.committed = next(owner.clock)
-            owner.computing.update(((self._namespace(chain), key), self) for key in missing)
+            self._mark(FakeMark(self, self._namespace(chain), missing, held[-1] if held else None))
         return Acquired(held=_run(held), leased=_run(leased), pending=pending)
 
     def _pending(self, chain: Chain, keys: list[bytes]) -> Pending | None:
         """What another session computes behind what is there, and gets on with."""
         if not keys or not self.tells_pending:
             return None
-        session = self.owner.computing.get((self._namespace(chain), keys[0]), self)
-        idle = next(self.owner.clock) - session.committed
-        if session is not self and (session.computing.is_under_way or idle < IDLE):
+        writers = [
+            mark.session
+            for mark in self.owner.marks
+            if (mark.namespace, mark.keys[0]) == (self._namespace(chain), keys[0])
+        ]
+        now = next(self.owner.clock)
+        if self not in writers and any(each.computing.is_under_way or now - each.committed < IDLE for each in writers):
             return Pending(len(keys), "another", 0.0)
         return None
+
+    def _mark(self, mark: FakeMark) -> None:
+        known = [each for each in self.owner.marks if (each.session, each.namespace) == (self, mark.namespace)]
+        if mark.keys and not any((each.keys, each.parent) == (mark.keys, mark.parent) for each in known):
+            self.owner.marks.append(mark)
+            self.given_up.difference_update((mark.namespace, key) for key in mark.keys)
 
     def _namespace(self, chain: Chain | CommitChain) -> tuple[Any, ...]:
         return (chain.namespace.scheme, chain.namespace.version or self.version, chain.namespace.salt)
@@ -187,7 +209,6 @@ class FakeBlockCalls:
         return (self._namespace(chain), parent, key)
 
     def _publish(self, block: Block, place: tuple[Any, ...]) -> Block:
-        self.owner.computing.pop((place[0], place[2]), None)
         self.committed = next(self.owner.clock)
         canonical = self.owner.index.setdefault(place, block)
         if canonical is block:
@@ -195,6 +216,13 @@ class FakeBlockCalls:
         else:
             self.owner.counters["shadows"] += 1
             block.state, block.canonical = "shadow", canonical
+        own = [mark for mark in self.owner.marks if mark.session is self and mark.namespace == place[0]]
+        if (place[0], place[2]) in self.given_up:
+            assert any(place[2] in mark.keys for mark in own), "[E18] it was told too early that this is given up"
+        for mark in own:
+            if (mark.parent, mark.keys[0]) == place[1:]:
+                mark.keys, mark.parent = mark.keys[1:], canonical
+        self.owner.marks = [mark for mark in self.owner.marks if mark.keys]
         return canonical
 
     def _named(self, run: BlockRun) -> list[Block]:

@@ -39,7 +39,7 @@ class FakeOwner:
         self.blocks = [Block(number) for number in range(block_count)]
         self.sessions: list[FakeBlockCalls] = []
         self.index: dict[tuple[Any, ...], Block] = {}
-        self.computing: dict[tuple[Any, ...], FakeBlockCalls] = {}
+        self.marks: list[FakeMark] = []
         self.clock = itertools.count(1)
         self.queue: list[FakeWait] = []
         self.counters = dict.fromkeys(("evicted", "shadows", "granted_later", "refused", "hits"), 0)
@@ -121,6 +121,8 @@ class FakeOwner:
             watcher(session, block.number)
         session.direct.discard(block)
         block.used = next(self.clock)
+        held = self.effective(session)
+        self.marks = [mark for mark in self.marks if mark.session is not session or mark.parent in {None, *held}]
         if block.state in ("reserved", "shadow"):
             self.make_free(block)
 
@@ -147,6 +149,16 @@ class FakeOwner:
             if block.state == "committed":
                 assert self.index[block.place or ()] is block
                 assert block.parent is None or block.parent.state == "committed"
+
+
+@dataclass(eq=False)
+class FakeMark:
+    """What a session computes: keys to come behind a block that it holds."""
+
+    session: "FakeBlockCalls"
+    namespace: tuple[Any, ...]
+    keys: list[bytes]
+    parent: Block | None
 
 
 @dataclass(eq=False)

@@ -185,6 +185,7 @@ def test_what_is_found_is_what_was_asked_for(usable_count: int, seed: int) -> No
             engine.arrive()
         engine.arrive()
         assert engine.calls.held() == []
+        assert not engine.calls.marks, "[E18] it is said to compute what it does not"
         assert engine.calls.stray_count == 0
         assert engine.loaded_count > 20
     assert len(owner.free) + len(owner.index) == usable_count

@@ -20,9 +20,9 @@ def asks_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "STAND_BACK_S", 0.0)
 
 
-def told(*, asynchronous: bool) -> Churn:
+def told(*, asynchronous: bool, **options: Any) -> Churn:
     """Returns two engines that are told what the other computes."""
-    churn = Churn(asynchronous=asynchronous, seed=1)
+    churn = Churn(asynchronous=asynchronous, seed=1, **options)
     for engine in churn.engines:
         engine.calls.tells_pending = True
     return churn
@@ -136,7 +136,6 @@ def test_who_waits_goes_on_when_the_other_engine_is_gone(asynchronous: bool) -> 
     churn.owner.watchers.clear()
     churn.asked.pop("computes")
     first.calls.close()
-    churn.owner.computing.clear()
     churn.drain()
     churn.check()
     assert second.cached["waits"] == 64

@@ -62,6 +62,7 @@ def test_every_request_has_one_response_in_order(stream: RawStream, pool_id: str
         stream.send(bump_namespace=blocks_pb2.BumpNamespaceRequest(pool_id=pool_id)),
         stream.send(cancel_wait=blocks_pb2.CancelWaitRequest(request_number=3)),
         stream.send(computing=blocks_pb2.ComputingRequest(pool_id=pool_id)),
+        stream.send(abandon=blocks_pb2.AbandonRequest(pool_id=pool_id)),
         stream.send(lease=leasing(pool_id, 1)),
     ]
     came = [stream.next() for _ in sent]
@@ -79,7 +80,7 @@ def test_every_request_has_one_response_in_order(stream: RawStream, pool_id: str
         "release",
     ]
     kinds += ["release_blocks", "commit_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait"]
-    kinds += ["computing", "lease"]
+    kinds += ["computing", "abandon", "lease"]
     assert [response.WhichOneof("result") for response in came] == kinds
     assert came[1].refusal.reason == errors_pb2.ERROR_REASON_POOL_NOT_FOUND
     assert came[9].release.results[0].released_sequence_count == 1

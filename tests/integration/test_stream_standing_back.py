@@ -4,7 +4,7 @@ from google.protobuf import duration_pb2
 
 from integration.stream_pools import BLOCK_COUNT, Parties, Party
 from integration.stream_pools import parties as parties
-from kvharbor.v1 import blocks_pb2
+from kvharbor.v1 import blocks_pb2, cache_service_pb2, errors_pb2
 from raw_stream import RawStream, block_tokens, chain, committing, count, first, releasing
 from waiting import until
 
@@ -91,6 +91,45 @@ def test_who_stands_back_takes_over_when_the_other_ends(parties: Parties) -> Non
     assert taken_over == 2
     (result,) = third.stream.acquire(third.pool_id, computing(1, 2))
     assert (count(result.leased), result.pending.token_count) == (0, 2 * 16)
+
+
+def test_who_stands_back_takes_over_what_the_other_gives_up(parties: Parties) -> None:
+    """[B8] At once, though the other is at work on something else; what was leased for it stays."""
+    one, other = parties.join(), parties.join()
+    (given, _) = one.stream.acquire(one.pool_id, computing(1, 2), computing(5))
+    one.stream.ask(computing=blocks_pb2.ComputingRequest(pool_id=one.pool_id))
+    (result,) = other.stream.acquire(other.pool_id, computing(1, 2))
+    assert result.pending.token_count == 2 * 16
+    told = one.stream.ask(
+        abandon=blocks_pb2.AbandonRequest(pool_id=one.pool_id, chains=[chain(1, 2), chain(1, 2, 3), chain(9)])
+    )
+    assert [status.code for status in told.statuses] == [0, 0, 0]
+    assert _leased(other.stream, other.pool_id) == 2
+    (left,) = other.stream.acquire(other.pool_id, computing(5))
+    assert left.pending.token_count == 16
+    assert one.stream.ask(release_blocks=releasing(one.pool_id, given.leased)).released_block_count == 2
+
+
+def test_an_allocate_that_waits_is_answered_when_that_is_given_up(parties: Parties) -> None:
+    """[W3]"""
+    one, other = parties.join(), parties.join()
+    one.stream.acquire(one.pool_id, computing(1, 2))
+    number = other.stream.send(
+        allocate=cache_service_pb2.AllocateRequest(
+            pool_id=other.pool_id, token_ids=block_tokens(1, 2, 3), pending_wait=LONG
+        )
+    )
+    until(lambda: other.caller.stats(other.pool_id).pending_waiting_count)
+    one.stream.ask(abandon=blocks_pb2.AbandonRequest(pool_id=one.pool_id, chains=[chain(1, 2)]))
+    answer = other.stream.answer(number)
+    assert answer.sequence.cached_tokens == 0
+
+
+def test_what_is_no_chain_is_refused_alone(parties: Parties) -> None:
+    one = parties.join()
+    half = blocks_pb2.BlockChain(token_ids=block_tokens(1)[:4])
+    told = one.stream.ask(abandon=blocks_pb2.AbandonRequest(pool_id=one.pool_id, chains=[half, chain(1)]))
+    assert [status.reason for status in told.statuses] == [errors_pb2.ERROR_REASON_INVALID_FIELD, 0]
 
 
 def _leased(stream: RawStream, pool_id: str) -> int:

@@ -21,6 +21,7 @@ SHARED_TOKENS = len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS
 # Weights are drawn at random, so that none may be made while an engine runs.
 MODEL = decoder("Llama")
 LAYOUT = layout_for(MODEL, BLOCK_TOKENS)
+COMPUTED = Chain(tokens=PROMPT[:SHARED_TOKENS], table_block_count=7, computes=True)
 
 
 class Gate:
@@ -150,21 +151,25 @@ def writer(open_pool: Callable[..., Pool], harbor: str) -> Iterator[tuple[Harbor
     with connect(harbor) as session:
         pool = session.open_pool(name, LAYOUT)
         pool.blocks.computing.begin()
-        pool.blocks.acquire([Chain(tokens=PROMPT[:SHARED_TOKENS], table_block_count=7, computes=True)])
+        pool.blocks.acquire([COMPUTED])
         yield session, pool
 
 
-@pytest.mark.parametrize("dies", [True, False], ids=["died", "stalled"])
-def test_who_waits_takes_over(dies: bool, writer: tuple[Harbor, Pool], open_pool: Callable[..., Pool]) -> None:
-    """[W5] Where the other session ends, or gives no sign for two seconds."""
+ENDS: dict[str, Callable[[Harbor, Pool], object]] = {
+    "died": lambda harbor, _: harbor.close(),
+    "stalled": lambda _, pool: pool.blocks.computing.end(),
+    "gave it up": lambda _, pool: pool.blocks.abandon([COMPUTED]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_who_waits_takes_over(end: str, writer: tuple[Harbor, Pool], open_pool: Callable[..., Pool]) -> None:
+    """[W5] [B8] Where the other session ends, gives no sign for two seconds, or is at work on something else."""
     pool = open_pool()
     with continuous_batching(MODEL, pool, greedy()) as engine:
         waiting = ask(engine, PROMPT)
         until(lambda: stands_back(engine, waiting))
-        if dies:
-            writer[0].close()
-        else:
-            writer[1].blocks.computing.end()
+        ENDS[end](*writer)
         (outcome,) = finished(engine, [waiting])
         assert outcome.generated_tokens == alone(MODEL, PROMPT, 5)
         assert engine.reuse.reused_tokens == 0

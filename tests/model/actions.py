@@ -128,6 +128,12 @@ ACTIONS = [
             "unless_pending": [True, False, False, False],
         },
     ),
+    Action(
+        "abandon",
+        2,
+        lambda world: world.idle(),
+        {"which": WHICH, "scheme": SCHEMES, "tokens": PROMPTS, "extras": EXTRAS},
+    ),
     Action("lease", 2, lambda world: world.idle(), {"which": WHICH, "least": range(4), "more": range(3)}),
     Action(
         "commit_blocks",

@@ -38,6 +38,10 @@ def acquire(
     return finish(pool.acquire(session, chain, table, computes=computes, unless_pending=unless_pending))
 
 
+def abandon(pool: Pool, chain: Chain, session: int = 1) -> None:
+    finish(pool.abandon(session, chain))
+
+
 def lease(pool: Pool, count: int, session: int = 1) -> BlockRun:
     return finish(pool.lease(session, count, max(count, 1)))
 

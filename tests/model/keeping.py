@@ -120,6 +120,13 @@ class Keeping(Interleaving):
         )
         self.begin(worker, steps, ended, FULL)
 
+    def abandon(self, which: int, scheme: str, tokens: list[int], extras: dict[int, bytes]) -> None:
+        """[B8] Of what it has acquired, perhaps."""
+        worker = self.idle()[which % len(self.idle())]
+        end = len(tokens) // self.block_tokens * self.block_tokens
+        extras = {} if scheme else {place: value for place, value in extras.items() if place < end}
+        self.begin(worker, self.pool.abandon(worker.session, self.chain(scheme, tuple(tokens), 0, extras)))
+
     def lease(self, which: int, least: int, more: int) -> None:
         worker = self.idle()[which % len(self.idle())]
         want = max(least + more, 1)

@@ -30,8 +30,8 @@ def parent(path: Path) -> Path | None:
 class NaiveBlocks(NaivePool):
     """As NaivePool, with sessions that hold blocks by themselves."""
 
-    def __init__(self, block_count: int, block_tokens: int) -> None:
-        super().__init__(block_count, block_tokens)
+    def __init__(self, block_count: int, block_tokens: int, most_entries: int) -> None:
+        super().__init__(block_count, block_tokens, most_entries)
         self.own: dict[int, NaiveOwn] = {}
         self.lost_sessions: set[int] = set()
 

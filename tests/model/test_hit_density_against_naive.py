@@ -74,7 +74,7 @@ def test_everything_that_may_happen(seed: int, kind: type[Compared]) -> None:
     chance = random.Random(seed)
     world = Crossing(config(chance.choice([24, 12]), chance.choice([1, 2]), 0, "auto"))
     both = compare(world.pool, kind)
-    for _ in range(800):
+    for _ in range(1600):
         ready = [action for action in ACTIONS if action.ready(world)]
         action = chance.choices(ready, [one.weight for one in ready])[0]
         chosen = {name: chance.choice(options) for name, options in action.options.items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from naive import DoesNotFit, Path
 from naive_blocks import HeldByOthers, NaiveBlocks
-from test_pool_against_naive_model import BLOCK_TOKENS, BLOCKS, NAMESPACES, PoolMachine, encode
+from test_pool_against_naive_model import BLOCK_TOKENS, BLOCKS, MOST_ENTRIES, NAMESPACES, PoolMachine, encode
 
 from kvharbor.pool import Acquired, BlockRun, Chain
 from kvharbor.pool.errors import BlockHeld, PoolExhausted
@@ -43,7 +43,7 @@ class BlockMachine(PoolMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.naive = NaiveBlocks(BLOCKS, BLOCK_TOKENS)
+        self.naive = NaiveBlocks(BLOCKS, BLOCK_TOKENS, MOST_ENTRIES)
         self.kept: dict[int, dict[int, Kept]] = {}
 
     def session_of(self, which: int) -> int:

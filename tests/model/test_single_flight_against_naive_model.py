@@ -2,11 +2,13 @@
 
 import os
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 from naive import DoesNotFit, NaiveSequence
-from test_pool_against_naive_model import BLOCK_TOKENS, Live, encode
+from naive_marks import NaiveMarks
+from test_pool_against_naive_model import BLOCK_TOKENS, BLOCKS, Live, encode
 from test_pool_blocks_against_naive_model import BlockMachine
 
 from kvharbor.pool import Acquired, Awaited, Chain, Outlook, Prompt, SequenceView
@@ -32,10 +34,14 @@ WALKS = int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "60")) // 4
 
 
 class Flights(BlockMachine):
-    """[W1] to [W8] after every call of a walk of chance; what other calls do is the other tests'."""
+    """[W1] to [W8], [B6] and [B8] after every call of a walk of chance; what other calls do is the other tests'."""
+
+    naive: NaiveMarks
 
     def __init__(self, seed: int) -> None:
         super().__init__()
+        self.naive = NaiveMarks(BLOCKS, BLOCK_TOKENS, 0)
+        self.pool._state.most_entries = self.naive.most_entries = 1 << 30  # that one is refused is the other tests'
         self.chance = random.Random(seed)
         self.waiting: list[Waiting] = []
         self.signs: dict[int, float] = {}
@@ -46,6 +52,8 @@ class Flights(BlockMachine):
         acts = {
             self.ask_for_some: 8,
             self.ask_for_blocks: 5,
+            self.publish_some: 4,
+            self.abandon_one: 2,
             self.give_blocks_back: 4,
             self.commit_some: 6,
             self.end_one: 4,
@@ -59,7 +67,9 @@ class Flights(BlockMachine):
         }
         for _ in range(steps):
             self.chance.choices(list(acts), list(acts.values()))[0]()
+            self.naive.end_unheld(self.sessions)
             self.agrees_with_the_model()
+            self.marks_agree()
             self.keeps_its_invariants()
             self.nobody_waits_without_need()
 
@@ -73,16 +83,16 @@ class Flights(BlockMachine):
         self.ask(self.chance.choice(self.sessions), list(tokens), min(limit, len(tokens)), self.chance.random() < 0.5)
 
     def ask_for_blocks(self) -> None:
-        """[W8] By a session that keeps tables of its own. It says of nothing that it computes it."""
+        """[W8] By a session that keeps tables of its own."""
         session, tokens = self.chance.choice(self.sessions), list(self.chance.choice(PROMPTS))
         del tokens[len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS :]
         table, stands_back = self.chance.randint(0, 3), self.chance.random() < 0.7
+        computes = self.chance.random() < 0.5
         matched = self.naive.present("", tokens)
         others = self.others(session, tokens, matched, len(tokens))
         before = self.pool.stats().counters
-        steps = self.pool.acquire(
-            session, Chain(token_ids=encode(tokens)), table, uses=True, unless_pending=stands_back
-        )
+        chain = Chain(token_ids=encode(tokens))
+        steps = self.pool.acquire(session, chain, table, computes=computes, uses=True, unless_pending=stands_back)
         if stands_back and self.is_worth_waiting(session, tokens, matched, len(tokens)):
             self.rematch_recency("", tokens, len(tokens))
             found = finish(steps)
@@ -94,6 +104,32 @@ class Flights(BlockMachine):
         if given is not None:
             assert self.pool.stats().counters.allocate_count == before.allocate_count + 1
             self.check_pending(given, others, tokens, matched, len(tokens))
+            if computes and not any(self.is_alive(one) for one in others):
+                self.naive.mark(session, tokens, matched)
+
+    def publish_some(self) -> None:
+        """Mostly what a mark is of, behind what it has come to."""
+        session, place, tokens = self.chance.choice(self.sessions), 0, self.chance.choice(PROMPTS)
+        if self.naive.marks and self.chance.random() < 0.8:
+            mark = self.chance.choice(self.naive.marks)
+            session, tokens = mark.session, mark.tokens[mark.committed * BLOCK_TOKENS :]
+            paths = [one.path for one in self.kept.get(session, {}).values() if one.path is not None]
+            if mark.committed:
+                if self.naive.place(mark) not in paths:
+                    return
+                place = 2 + paths.index(self.naive.place(mark))
+        contents = [(tokens[at], tokens[at + 1]) for at in range(0, len(tokens) - 1, BLOCK_TOKENS)]
+        self.commit_blocks(self.sessions.index(session), place, contents[: self.chance.randint(1, 4)], "")
+
+    def abandon_one(self) -> None:
+        """[B8] Of its own or another's marks, or anything."""
+        session, tokens = self.chance.choice(self.sessions), list(self.chance.choice(PROMPTS))
+        if self.naive.marks and self.chance.random() < 0.8:
+            one = self.chance.choice(self.naive.marks)
+            session, tokens = self.chance.choice([session, one.session, one.session]), [*one.tokens]
+        del tokens[len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS :]
+        finish(self.pool.abandon(session, Chain(token_ids=encode(tokens))))
+        self.naive.abandon(session, tokens)
 
     def give_blocks_back(self) -> None:
         self.release_blocks(self.chance.randrange(3), self.chance.sample(range(12), 6))
@@ -230,6 +266,18 @@ class Flights(BlockMachine):
     def leave(self) -> None:
         if self.waiting:
             self.pool.stop_waiting(self.waiting.pop(self.chance.randrange(len(self.waiting))).awaited)
+
+    def marks_agree(self) -> None:
+        """[B6] [B8] Each is there, but for some that have stalled; those are none from then on."""
+        there = Counter((one.session, one.committed_blocks, bytes(one.tail)) for one in self.pool._state.marks.by_age)
+        for mark in sorted(self.naive.marks, key=self.is_alive, reverse=True):
+            tail = encode(mark.tokens[mark.committed * BLOCK_TOKENS :])
+            if there[mark.session, mark.committed, tail]:
+                there[mark.session, mark.committed, tail] -= 1
+            else:
+                assert not self.is_alive(mark), f"[B6] {mark} is not marked"
+                self.naive.marks.remove(mark)
+        assert not +there, "[B6] [B8] what is marked is not computed"
 
     def nobody_waits_without_need(self) -> None:
         """[W3] Until it is told to look again, what a waiter lacks is not there, and somebody computes it."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fake_chains import KEYS, SPACE, chain, held, published
+from fake_process import refused_item
 from fake_service import FakeService
 from kvharbor.client import (
     BlockNotHeld,
@@ -21,6 +22,7 @@ from kvharbor.client import (
     StateRefused,
     channel,
 )
+from kvharbor.v1 import blocks_pb2, types_pb2
 from moments import wait_for
 from waiting import until
 
@@ -71,6 +73,36 @@ def test_commits_and_releases_are_sent_in_order_and_not_awaited(service: FakeSer
     assert numbers == sorted({*numbers})
 
 
+def test_what_is_abandoned_is_told_in_order_and_not_awaited(service: FakeService, pool: Pool) -> None:
+    """C17: as it was acquired."""
+    go_on = threading.Event()
+    asked = chain(1, 2)
+    pool.blocks.acquire([asked])
+    service.blocks.before["abandon"] = wait_for(go_on)
+    pool.blocks.abandon([asked])
+    pool.blocks.abandon([chain(3, 4), asked])
+    assert len(service.blocks.of_kind("abandon")) <= 1
+    go_on.set()
+    pool.blocks.flush()
+    assert [[each.keys for each in call.chains] for call in service.blocks.of_kind("abandon")] == [
+        [asked.keys],
+        [chain(3, 4).keys, asked.keys],
+    ]
+    assert {call.pool_id for call in service.blocks.of_kind("abandon")} == {service.pool_id}
+
+
+def test_what_is_wrongly_abandoned_is_raised_by_the_next_flush(
+    service: FakeService, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service has refused it as no chain."""
+    refused = blocks_pb2.AbandonResponse(statuses=[types_pb2.ItemStatus(), refused_item("INVALID_FIELD", 3)])
+    monkeypatch.setattr(service.blocks, "_abandon", lambda _: refused)
+    pool.blocks.abandon([chain(1, 1), chain(2, 1)])
+    with pytest.raises(InvalidField):
+        pool.blocks.flush()
+    pool.blocks.flush()
+
+
 def test_a_refusal_that_nobody_waits_for_is_raised_by_the_next_flush(pool: Pool) -> None:
     """Once, and with its reason."""
     strange = BlockRun.of([(60, 7)])
@@ -101,6 +133,7 @@ def test_a_refusal_goes_to_who_asked_for_it(pool: Pool) -> None:
         lambda blocks: blocks.release(BlockRun.of([(64, 1)])),
         lambda blocks: blocks.acquire([Chain(keys=b"short")]),
         lambda blocks: blocks.acquire([Chain(tokens=[-1])]),
+        lambda blocks: blocks.abandon([Chain(tokens=[-1])]),
         lambda blocks: blocks.lease(1, 2**40),
         lambda blocks: blocks.lease(1, 1, wait_s=-1),
     ],

@@ -45,6 +45,14 @@ def test_a_release_that_took_effect_in_a_process_that_died_is_no_refusal(service
     assert held(pool) == service.blocks.own == {*blocks[:1]}
 
 
+def test_what_is_abandoned_and_not_answered_is_said_again(service: FakeService, pool: Pool) -> None:
+    """C17: to the next process, which knows nothing of it."""
+    once(service.blocks.after, "abandon", service.restart)
+    pool.blocks.abandon([chain(1, 1)])
+    pool.blocks.flush()
+    assert len(service.blocks.of_kind("abandon")) == 2
+
+
 def test_an_unanswered_acquire_fails_and_leaves_nothing_held(service: FakeService, pool: Pool) -> None:
     """C17: it has taken effect in the process that died, and is not named to the next one."""
     once(service.blocks.after, "acquire", service.restart)

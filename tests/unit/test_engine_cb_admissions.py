@@ -20,6 +20,7 @@ class Owner:
     def __init__(self, *answers: Acquired) -> None:
         self.answers = [*answers]
         self.asked: list[Chain] = []
+        self.abandoned: list[Chain] = []
         self.now = 5.0
         calls: Any = self
         self.admissions = Admissions(calls, RequestBlocks(calls, Namespace()), Namespace(), 4, clock=lambda: self.now)
@@ -28,6 +29,9 @@ class Owner:
         (chain,) = chains
         self.asked.append(chain)
         return [self.answers.pop(0)]
+
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        self.abandoned += chains
 
     def release(self, blocks: BlockRun) -> None:
         assert not len(blocks)
@@ -84,3 +88,50 @@ def test_who_is_cancelled_or_loses_the_epoch_stands_back_no_more(end: Callable[[
     assert owner.admissions.admit("waits", PROMPT) is None
     end(owner.admissions)
     assert owner.admissions.admit("waits", PROMPT) is not None
+
+
+def test_others_are_told_of_a_prompt_that_is_given_up() -> None:
+    """[E18] As it was acquired, once, and not where all of it is published."""
+    owner = Owner(*[Acquired(leased=TABLE)] * 2)
+    owner.admissions.admit("given up", PROMPT)
+    owner.admissions.admit("computed", PROMPT[1:])
+    owner.admissions.ended("computed", 1)
+    owner.admissions.ended("unknown", 0)
+    assert not owner.abandoned
+    owner.admissions.ended("given up", 1)
+    owner.admissions.ended("given up", 1)
+    assert owner.abandoned == [Chain(tokens=PROMPT[:8])]
+
+
+def test_others_are_not_told_while_another_request_computes_it() -> None:
+    """[E18]"""
+    owner = Owner(*[Acquired(leased=TABLE)] * 2)
+    for name in ("one", "two"):
+        owner.admissions.admit(name, PROMPT)
+    owner.admissions.ended("one", 0)
+    assert not owner.abandoned
+    owner.admissions.ended("two", 0)
+    assert len(owner.abandoned) == 1
+
+
+def test_others_are_told_of_what_was_granted_and_lost_again() -> None:
+    """[E13] [E18] Also when it has not been asked for anew since."""
+    grant = Grant(lambda: None)
+    owner = Owner(Acquired(refusal=PoolExhausted("full"), waiting=True, grant=grant), Acquired())
+    owner.admissions.admit("waits", PROMPT)
+    grant.end(Acquired(held=TABLE[:1]))
+    assert owner.admissions.admit("waits", PROMPT) is None
+    owner.admissions.ended("waits", 0)
+    assert owner.abandoned == [Chain(tokens=PROMPT[:8])]
+
+
+def test_others_are_told_of_a_wait_that_was_cancelled() -> None:
+    """[E18] It may have been granted just then; of one whose epoch has ended there is nothing to tell."""
+    for is_over in (False, True):
+        grant = Grant(lambda: None)
+        owner = Owner(Acquired(refusal=PoolExhausted("full"), waiting=True, grant=grant))
+        owner.admissions.admit("waits", PROMPT)
+        if is_over:
+            owner.admissions.forget()
+        owner.admissions.cancel()
+        assert owner.abandoned == ([] if is_over else [Chain(tokens=PROMPT[:8])])

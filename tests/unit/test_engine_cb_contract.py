@@ -73,7 +73,7 @@ OVERRIDDEN = {
     GivingWay: scheduler.Scheduler,
 }
 ADDED = {
-    PooledAllocator: {"__init__", "begin", "forget"},
+    PooledAllocator: {"__init__", "begin", "forget", "published_count"},
     PooledCache: {"__init__", "_put_in_place", "_require_in_pool", "forget", "give_back"},
     PooledLedger: {"__init__"},
     PooledManager: {"__init__", "on_epoch", "_pooled_processor"},

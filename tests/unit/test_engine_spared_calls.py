@@ -27,6 +27,7 @@ CALLS: list[Callable[[SparedCalls], object]] = [
     lambda calls: calls.acquire([Chain(keys=bytes(32))]),
     lambda calls: calls.lease(1, 1),
     lambda calls: calls.commit([]),
+    lambda calls: calls.abandon([]),
     lambda calls: calls.release(BlockRun.of(())),
 ]
 
@@ -41,7 +42,7 @@ class Ended(FakeCalls):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self.error
 
-    acquire = lease = commit = release = bump_namespace = _refuse
+    acquire = lease = commit = abandon = release = bump_namespace = _refuse
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda each: type(each).__name__)
@@ -56,6 +57,7 @@ def test_a_session_that_has_ended_is_a_pool_without_content_and_room(
         with pytest.raises(PoolExhausted):
             calls.lease(0, 1)
         calls.commit([])
+        calls.abandon([])
         calls.release(BlockRun.of(()))
         assert calls.leave_version()
     assert [str(end) in record.getMessage() for record in caplog.records] == [True]

@@ -99,6 +99,17 @@ def test_a_mark_that_is_made_again_has_got_on() -> None:
     pool.check_invariants()
 
 
+def test_of_a_session_s_marks_the_one_that_got_on_last_is_told() -> None:
+    """[W2] [W5] Also where it has got on by being made again."""
+    pool = new_pool(16)
+    acquire(pool, keys("ab"), computes=True)
+    acquire(pool, keys("abc"), computes=True)
+    pool.tell_time(1.5)
+    acquire(pool, keys("ab"), computes=True)
+    assert acquire(pool, keys("abc"), session=2).pending == Pending(8, 1, 0.0)
+    pool.check_invariants()
+
+
 def test_marks_of_equal_tokens_differ_by_their_extra_keys() -> None:
     """[G1] Each is known by its own, and moves with its own commits."""
     pool = new_pool(16)

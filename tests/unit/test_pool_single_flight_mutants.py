@@ -4,11 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from test_pool_against_naive_model import BLOCK_TOKENS
 from test_single_flight_against_naive_model import Flights
 
-from kvharbor.pool import Pool, acquisition, invariants, lifecycle, writers
+from kvharbor.pool import Pool, acquisition, holdings_check, invariants, lifecycle, writers
 from kvharbor.pool.awaiting import Awaiting, Outlook
 from kvharbor.pool.errors import PoolExhausted
+from kvharbor.pool.marks import Marks
+from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.results import Pending
 from kvharbor.pool.sequence import Sequence
 from kvharbor.pool.state import State
@@ -172,6 +175,71 @@ def holds_what_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acquisition, "_pending_elsewhere", held)
 
 
+def nothing_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B8] What a session says of that is not heard."""
+    monkeypatch.setattr(Marks, "abandon", lambda *_: None)
+
+
+def abandoned_at_the_root_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B8] A mark that has got on is not found."""
+    abandon = Marks.abandon
+
+    def at_the_root(self: Marks, session: int, nodes: list[int], *of: Any) -> None:
+        abandon(self, session, [node for node in nodes[:1] if node >= FIRST_ROOT], *of)
+
+    monkeypatch.setattr(Marks, "abandon", at_the_root)
+
+
+def abandoned_in_the_first_slice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B8] A mark that has got far is not found."""
+    abandon = Marks.abandon
+
+    def at_first(self: Marks, session: int, nodes: list[int], first: int, *of: Any) -> None:
+        if not first:
+            abandon(self, session, nodes, first, *of)
+
+    monkeypatch.setattr(Marks, "abandon", at_first)
+
+
+def abandons_what_begins_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B8] Chains that go on elsewhere, or further, end too."""
+    own = Marks._own
+
+    def all_of_it(self: Marks, session: int, nodes: list[int], first: int, contents: bytes, _: Any) -> None:
+        size = 4 * BLOCK_TOKENS
+        for block, node in enumerate(nodes, first):
+            for mark in own(self, session, node, contents[block * size : (block + 1) * size]):
+                self._end(mark)
+
+    monkeypatch.setattr(Marks, "abandon", all_of_it)
+
+
+def abandons_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B8] Whoever computes the same is taken to have stopped too."""
+    abandon = Marks.abandon
+
+    def for_all(self: Marks, _: int, *of: Any) -> None:
+        for session in [*self.by_session]:
+            abandon(self, session, *of)
+
+    monkeypatch.setattr(Marks, "abandon", for_all)
+
+
+def marks_stay_where_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B6] What is committed is pending on."""
+    monkeypatch.setattr(Marks, "advance", lambda *_: None)
+
+
+def marks_outlive_what_they_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B6] Whose hold ends is still said to compute what comes then."""
+    monkeypatch.setattr(Marks, "end_behind", lambda *_: None)
+
+
+def marks_outlive_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B6]"""
+    monkeypatch.setattr(Marks, "end_session", lambda *_: None)
+
+
 MUTANTS = [
     stays_where_it_entered,
     lost_and_still_there,
@@ -191,6 +259,14 @@ MUTANTS = [
     stands_back_for_the_dead,
     standing_back_is_a_request,
     holds_what_it_leaves,
+    nothing_is_abandoned,
+    abandoned_at_the_root_alone,
+    abandoned_in_the_first_slice_alone,
+    abandons_what_begins_alike,
+    abandons_for_others,
+    marks_stay_where_they_were_made,
+    marks_outlive_what_they_are_behind,
+    marks_outlive_their_session,
 ]
 
 
@@ -199,11 +275,12 @@ MUTANTS = [
 def test_a_broken_rule_is_noticed(break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: Any) -> None:
     """Walks that the pool takes without a complaint fail once a rule is broken."""
     monkeypatch.setattr(invariants, "check_writers", lambda *_: None)
+    monkeypatch.setattr(holdings_check, "_check_marks", lambda *_: None)
     break_rule(monkeypatch)
     with pytest.raises((AssertionError, KeyError, PoolExhausted, pytest.fail.Exception)):
         walk_all()
 
 
 def walk_all() -> None:
-    for seed in range(60):
-        Flights(seed).walk(100)
+    for seed in range(100):
+        Flights(seed).walk(200)

@@ -90,9 +90,9 @@ class BlockChain(google.protobuf.message.Message):
     """
     computes: builtins.bool
     """The caller computes and commits what is missing: others are told that it is
-    pending, until it is committed or nothing has been for 2 s (see
-    ComputingRequest). Not so where `pending` tells the caller of another that
-    does.
+    pending, until it is committed, the caller abandons it (see AbandonRequest),
+    or nothing has been committed for 2 s (see ComputingRequest). Not so where
+    `pending` tells the caller of another that does.
     """
     uses: builtins.bool
     """The caller uses what is held for a request. A chain that neither uses, nor
@@ -648,6 +648,57 @@ class ComputingResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___ComputingResponse: typing_extensions.TypeAlias = ComputingResponse
+
+@typing.final
+class AbandonRequest(google.protobuf.message.Message):
+    """Says that the session does not compute chains any more, which it has acquired
+    as one that `computes` them: nobody waits for the rest of them then. To be sent
+    where a request is given up before its prompt is committed, and no other of the
+    caller's requests computes just the same blocks.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: builtins.int
+    CHAINS_FIELD_NUMBER: builtins.int
+    pool_id: builtins.str
+    """From OpenPool."""
+    @property
+    def chains(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockChain]:
+        """As they were acquired; of each only what names its contents counts, from the
+        first block of the prompt on. Chains with other contents stay, also where they
+        begin alike. What the session is not known to compute is nothing.
+        """
+
+    def __init__(
+        self,
+        *,
+        pool_id: builtins.str = ...,
+        chains: collections.abc.Iterable[Global___BlockChain] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chains", b"chains", "pool_id", b"pool_id"]) -> None: ...
+
+Global___AbandonRequest: typing_extensions.TypeAlias = AbandonRequest
+
+@typing.final
+class AbandonResponse(google.protobuf.message.Message):
+    """What came of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUSES_FIELD_NUMBER: builtins.int
+    @property
+    def statuses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvharbor.v1.types_pb2.ItemStatus]:
+        """One a chain, in order. INVALID_FIELD."""
+
+    def __init__(
+        self,
+        *,
+        statuses: collections.abc.Iterable[kvharbor.v1.types_pb2.ItemStatus] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["statuses", b"statuses"]) -> None: ...
+
+Global___AbandonResponse: typing_extensions.TypeAlias = AbandonResponse
 
 @typing.final
 class Recall(google.protobuf.message.Message):

@@ -34,6 +34,7 @@ class ConverseRequest(google.protobuf.message.Message):
     BUMP_NAMESPACE_FIELD_NUMBER: builtins.int
     CANCEL_WAIT_FIELD_NUMBER: builtins.int
     COMPUTING_FIELD_NUMBER: builtins.int
+    ABANDON_FIELD_NUMBER: builtins.int
     ALLOCATE_FIELD_NUMBER: builtins.int
     EXTEND_FIELD_NUMBER: builtins.int
     COMMIT_FIELD_NUMBER: builtins.int
@@ -76,6 +77,10 @@ class ConverseRequest(google.protobuf.message.Message):
         """Says that the session is at work."""
 
     @property
+    def abandon(self) -> kvharbor.v1.blocks_pb2.AbandonRequest:
+        """Says that chains are not computed any more."""
+
+    @property
     def allocate(self) -> kvharbor.v1.cache_service_pb2.AllocateRequest:
         """As CacheService.Allocate. Where it waits, others go on meanwhile."""
 
@@ -115,6 +120,7 @@ class ConverseRequest(google.protobuf.message.Message):
         bump_namespace: kvharbor.v1.blocks_pb2.BumpNamespaceRequest | None = ...,
         cancel_wait: kvharbor.v1.blocks_pb2.CancelWaitRequest | None = ...,
         computing: kvharbor.v1.blocks_pb2.ComputingRequest | None = ...,
+        abandon: kvharbor.v1.blocks_pb2.AbandonRequest | None = ...,
         allocate: kvharbor.v1.cache_service_pb2.AllocateRequest | None = ...,
         extend: kvharbor.v1.cache_service_pb2.ExtendRequest | None = ...,
         commit: kvharbor.v1.cache_service_pb2.CommitRequest | None = ...,
@@ -123,9 +129,9 @@ class ConverseRequest(google.protobuf.message.Message):
         adopt: kvharbor.v1.cache_service_pb2.AdoptRequest | None = ...,
         release: kvharbor.v1.cache_service_pb2.ReleaseRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "call", b"call", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "release", b"release", "release_blocks", b"release_blocks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "call", b"call", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "number", b"number", "release", b"release", "release_blocks", b"release_blocks"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["call", b"call"]) -> typing.Literal["acquire", "lease", "commit_blocks", "release_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait", "computing", "allocate", "extend", "commit", "fork", "handoff", "adopt", "release"] | None: ...
+    def HasField(self, field_name: typing.Literal["abandon", b"abandon", "acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "call", b"call", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "release", b"release", "release_blocks", b"release_blocks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["abandon", b"abandon", "acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "call", b"call", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "number", b"number", "release", b"release", "release_blocks", b"release_blocks"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["call", b"call"]) -> typing.Literal["acquire", "lease", "commit_blocks", "release_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait", "computing", "abandon", "allocate", "extend", "commit", "fork", "handoff", "adopt", "release"] | None: ...
 
 Global___ConverseRequest: typing_extensions.TypeAlias = ConverseRequest
 
@@ -149,6 +155,7 @@ class ConverseResponse(google.protobuf.message.Message):
     BUMP_NAMESPACE_FIELD_NUMBER: builtins.int
     CANCEL_WAIT_FIELD_NUMBER: builtins.int
     COMPUTING_FIELD_NUMBER: builtins.int
+    ABANDON_FIELD_NUMBER: builtins.int
     ALLOCATE_FIELD_NUMBER: builtins.int
     EXTEND_FIELD_NUMBER: builtins.int
     COMMIT_FIELD_NUMBER: builtins.int
@@ -203,6 +210,10 @@ class ConverseResponse(google.protobuf.message.Message):
         """Answers computing."""
 
     @property
+    def abandon(self) -> kvharbor.v1.blocks_pb2.AbandonResponse:
+        """Answers abandon."""
+
+    @property
     def allocate(self) -> kvharbor.v1.cache_service_pb2.AllocateResponse:
         """Answers allocate."""
 
@@ -245,6 +256,7 @@ class ConverseResponse(google.protobuf.message.Message):
         bump_namespace: kvharbor.v1.blocks_pb2.BumpNamespaceResponse | None = ...,
         cancel_wait: kvharbor.v1.blocks_pb2.CancelWaitResponse | None = ...,
         computing: kvharbor.v1.blocks_pb2.ComputingResponse | None = ...,
+        abandon: kvharbor.v1.blocks_pb2.AbandonResponse | None = ...,
         allocate: kvharbor.v1.cache_service_pb2.AllocateResponse | None = ...,
         extend: kvharbor.v1.cache_service_pb2.ExtendResponse | None = ...,
         commit: kvharbor.v1.cache_service_pb2.CommitResponse | None = ...,
@@ -253,8 +265,8 @@ class ConverseResponse(google.protobuf.message.Message):
         adopt: kvharbor.v1.cache_service_pb2.AdoptResponse | None = ...,
         release: kvharbor.v1.cache_service_pb2.ReleaseResponse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "granted", b"granted", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "recall", b"recall", "refusal", b"refusal", "release", b"release", "release_blocks", b"release_blocks", "result", b"result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "granted", b"granted", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "number", b"number", "recall", b"recall", "refusal", b"refusal", "release", b"release", "release_blocks", b"release_blocks", "result", b"result"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["refusal", "granted", "recall", "acquire", "lease", "commit_blocks", "release_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait", "computing", "allocate", "extend", "commit", "fork", "handoff", "adopt", "release"] | None: ...
+    def HasField(self, field_name: typing.Literal["abandon", b"abandon", "acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "granted", b"granted", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "recall", b"recall", "refusal", b"refusal", "release", b"release", "release_blocks", b"release_blocks", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["abandon", b"abandon", "acquire", b"acquire", "adopt", b"adopt", "allocate", b"allocate", "bump_namespace", b"bump_namespace", "cancel_wait", b"cancel_wait", "commit", b"commit", "commit_blocks", b"commit_blocks", "computing", b"computing", "extend", b"extend", "fork", b"fork", "granted", b"granted", "handoff", b"handoff", "invalidate_blocks", b"invalidate_blocks", "lease", b"lease", "number", b"number", "recall", b"recall", "refusal", b"refusal", "release", b"release", "release_blocks", b"release_blocks", "result", b"result"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["refusal", "granted", "recall", "acquire", "lease", "commit_blocks", "release_blocks", "invalidate_blocks", "bump_namespace", "cancel_wait", "computing", "abandon", "allocate", "extend", "commit", "fork", "handoff", "adopt", "release"] | None: ...
 
 Global___ConverseResponse: typing_extensions.TypeAlias = ConverseResponse

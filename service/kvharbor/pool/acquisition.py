@@ -1,4 +1,4 @@
-"""Acquire and Lease: blocks for a session itself.
+"""Acquire and Lease: blocks for a session itself. And Abandon: what it has acquired to compute, and does not.
 
 An Acquire matches and admits exactly as an Allocate does, with a sequence that carries what it holds until then; then
 the session's set takes it over.
@@ -92,6 +92,28 @@ def lease(state: State, session: int, least: int, want: int) -> Steps[BlockRun]:
     count = min(want, available)
     state.claimed += count
     return (yield from _lease(state, owner, count, None))
+
+
+def abandon(state: State, session: int, chain: Chain) -> Steps[None]:
+    """Ends a session's marks of just these contents, slice by slice [B8]."""
+    block_count = validate.chain(chain, state.block_tokens)
+    owner = state.session(session)
+    namespace = state.namespaces.find(owner.tenant, chain.version, chain.adapter, chain.salt, chain.scheme)
+    if namespace is None:
+        return
+    extras = extras_by_block(chain.extra_keys, state.block_tokens)
+    contents = chain.keys if namespace.is_opaque else chain.token_ids
+    node, place = namespace.root, 0
+    while session in state.marks.by_session:
+        end = min(block_count, place + state.slice_blocks)
+        run = state.tree.match(node, contents, extras, place, end)
+        state.marks.abandon(session, [node, *run], place, contents, extras)
+        place += len(run)
+        # Behind what the session does not hold, which may be gone after a slice, it has none.
+        if place < end or place == block_count or run[-1] not in owner.blocks.behind:
+            return
+        node = run[-1]
+        yield
 
 
 def _lease(state: State, owner: Session, count: int, after: int | None) -> Steps[BlockRun]:

@@ -1,8 +1,8 @@
 """What sessions have said that they compute block by block, without a sequence: entries among the writers. Rule [B6].
 
 A mark is the contents in a row that its session has still to commit, behind a node that it holds. It moves with the
-session's commits, and ends when all is committed, when the session lets go of the node, when it has stalled, or with
-the session.
+session's commits, and ends when all is committed, when the session abandons it [B8] or lets go of the node, when it has
+stalled, or with the session.
 """
 
 from collections import Counter, OrderedDict
@@ -64,7 +64,7 @@ class Marks:
         first = bytes(mark.tail[: self._writers.content_bytes(mark.namespace)])
         for other in self._own(mark.session, mark.chain_node, first + mark.extras.get(mark.committed_blocks, b"")):
             if other.tail == mark.tail and extras_to_come(other) == extras_to_come(mark):
-                other.progress_at = now
+                self._writers.note_progress(other, now)
                 self._see(other, now)
                 return
         if self.block_counts[mark.session] + block_count > self._most_blocks or self.counts[mark.session] >= MAX_MARKS:
@@ -95,6 +95,22 @@ class Marks:
             for mark in to_move:
                 count = common_block_count(rest, behind, mark.tail, extras_to_come(mark), size)
                 self._move(mark, nodes[first + count], count, now)
+
+    def abandon(
+        self, session: int, nodes: Sequence[int], first: int, contents: bytes, extras: Mapping[int, bytes]
+    ) -> None:
+        """A session does not compute a chain any more, of which nodes[i] is the one before its block `first` + i."""
+        by_node = self.by_session.get(session, {})
+        for block, node in enumerate(nodes, first):
+            if node not in by_node:
+                continue
+            size = self._writers.content_bytes(next(iter(by_node[node])).namespace)
+            content = contents[block * size : (block + 1) * size] + extras.get(block, b"")
+            for mark in self._own(session, node, content):
+                if len(mark.tail) == len(contents) - block * size and contents.endswith(mark.tail):
+                    behind = {place - block: extra for place, extra in extras.items() if place >= block}
+                    if extras_to_come(mark) == behind:
+                        self._end(mark)
 
     def end_behind(self, session: int, nodes: Iterable[int]) -> None:
         """A session does not hold these blocks any more."""

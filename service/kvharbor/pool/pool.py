@@ -178,7 +178,10 @@ class Pool:
         request_id: str = "",
         group: str = "",
     ) -> Steps[SequenceView]:
-        """Matches, holds and reserves in one step; raises RequestTooLarge, PoolExhausted, RequestIdReused."""
+        """Matches, holds and reserves in one step.
+
+        Raises RequestTooLarge, TablesFull, PoolExhausted, RequestIdReused.
+        """
         return allocation.allocate(
             self._state,
             session,
@@ -280,7 +283,7 @@ class Pool:
         return handoff.handoff(self._state, session, number, asked, token=token, expires_at=expires_at)
 
     def adopt(self, session: int, token: str, *, request_id: str = "", group: str = "") -> Adopted:
-        """Takes a handed-off sequence; raises HandoffNotFound, RequestIdReused."""
+        """Takes a handed-off sequence; raises HandoffNotFound, TablesFull, RequestIdReused."""
         return handoff.adopt(self._state, session, token, request_id=request_id, group=group)
 
     def tell_end(self, session: int, number: int, tell: Callable[[int], None]) -> None:
@@ -336,6 +339,10 @@ class Pool:
         """Reserves up to `want` fresh blocks, at least `least` or none; raises RequestTooLarge, PoolExhausted."""
         return acquisition.lease(self._state, session, least, want)
 
+    def abandon(self, session: int, chain: Chain) -> Steps[None]:
+        """Ends the marks that a session has of these contents: it does not compute them any more [B8]."""
+        return acquisition.abandon(self._state, session, chain)
+
     def commit_blocks(
         self, session: int, parent: BlockRun, blocks: BlockRun, chain: Chain
     ) -> Steps[tuple[Shadow, ...]]:
@@ -371,7 +378,7 @@ class Pool:
         room_for_all: bool = False,
         request_id: str = "",
     ) -> Steps[Warmed]:
-        """Pins a prefix for (tenant, name); raises WarmBudgetExceeded, PoolExhausted, RequestIdReused.
+        """Pins a prefix for (tenant, name); raises WarmBudgetExceeded, TablesFull, PoolExhausted, RequestIdReused.
 
         `room_for_all` holds what is missing against the budget although it is not promised yet, as it will be
         computed for this pin later. `request_id` names the sequence that fills it.

@@ -1,10 +1,14 @@
-"""What a session says of itself on its stream: which version it is at, and that it is at work."""
+"""What a session says of itself on its stream: its version, that it is at work, and what it computes no more."""
 
 from kvharbor.pool import validate
+from kvharbor.pool.steps import Steps
+from kvharbor.server.batches import each
+from kvharbor.server.block_messages import chain_of
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
 from kvharbor.server.versions import bump, private_version
 from kvharbor.v1 import blocks_pb2 as pb
+from kvharbor.v1 import types_pb2
 
 
 async def bump_namespace(
@@ -28,3 +32,17 @@ async def computing(
     owner = opened.served.owner
     owner.call(lambda: owner.pool.note_computing(session.number))
     return pb.ComputingResponse()
+
+
+async def abandon(session: Session, opened: OpenedPool, request: pb.AbandonRequest) -> pb.AbandonResponse:
+    """Hears what the session does not compute any more, chain by chain."""
+    pool, number = opened.served.pool, session.number
+
+    def one(item: pb.BlockChain) -> Steps[types_pb2.ItemStatus]:
+        yield from pool.abandon(number, chain_of(item, opened.version))
+        return types_pb2.ItemStatus()
+
+    statuses = await opened.served.owner.run(
+        opened.turns, lambda: each(opened, "chains", request.chains, one, lambda status: status)
+    )
+    return pb.AbandonResponse(statuses=statuses)

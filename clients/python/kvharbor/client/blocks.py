@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvharbor.client import channel, refusals
@@ -16,7 +16,7 @@ from kvharbor.client.runs import NO_BLOCKS, BlockRun, run_of, table_of
 from kvharbor.client.status_page import StatusPage
 from kvharbor.client.unanswered import Answer
 from kvharbor.client.waits import Answers, granted_runs
-from kvharbor.v1 import blocks_pb2
+from kvharbor.v1 import blocks_pb2, types_pb2
 from kvharbor.v1 import stream_service_pb2 as stream_pb2
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class BlockCalls:
     """Blocks that the session holds by itself in one pool. Threads may share it.
 
     Holding is membership in a set: to hold twice is to hold once, and one release ends it. Calls take effect in the
-    order in which they are made. `commit` and `release` return at once, `flush` waits until they have taken effect.
-    What they are refused with goes to `on_refusal`, in the stream's thread; without it, it is logged, and the next
-    `flush` raises it.
+    order in which they are made. `commit`, `release` and `abandon` return at once, `flush` waits until they have taken
+    effect. What they are refused with goes to `on_refusal`, in the stream's thread; without it, it is logged, and the
+    next `flush` raises it.
 
     `on_recall` is asked for blocks when others need room, about how many would do, in the stream's thread: it returns
     leased blocks that nothing is written to, and waits for no call. They are released at once.
@@ -126,14 +126,20 @@ class BlockCalls:
         )
         call = _sendable(stream_pb2.ConverseRequest(commit_blocks=message))
         self._pool.wait_for_device(self._pool.order.before_commit)
+        self._send(call, lambda response: (result.status for result in response.commit_blocks.results))
 
-        def take(response: stream_pb2.ConverseResponse) -> None:
-            self.held.refuse_if_refused(response)
-            for result in response.commit_blocks.results:
-                if result.status.code:
-                    self.held.refuse(refusals.from_item(result.status))
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        """Says that the session does not compute chains any more, which it has acquired to compute; not awaited.
 
-        self.held.stream.send(Outgoing(lambda _: call, take, self.held.refuse, repeatable=True))
+        Of each only contents and namespace count. Others who wait for it look again at once. Its blocks stay held, and
+        chains of other contents are computed as before, also where they begin alike. So it is not to be said where
+        another of the caller's requests computes just the same. What is committed already, or not known, is nothing.
+        """
+        message = blocks_pb2.AbandonRequest(
+            pool_id=self._pool.id, chains=[each.message(self.version) for each in chains]
+        )
+        call = _sendable(stream_pb2.ConverseRequest(abandon=message))
+        self._send(call, lambda response: response.abandon.statuses)
 
     def release(self, blocks: BlockRun) -> None:
         """Ends the session's hold on blocks of any kind, those that are named first to be evicted first; not awaited.
@@ -216,6 +222,21 @@ class BlockCalls:
         self.held.stream.signs.drop(self.computing)
         if self._page is not None:
             self._page.close()
+
+    def _send(
+        self,
+        call: stream_pb2.ConverseRequest,
+        statuses: Callable[[stream_pb2.ConverseResponse], Iterable[types_pb2.ItemStatus]],
+    ) -> None:
+        """Sends what is not awaited, and may be sent twice; `statuses` are those of its parts in the answer."""
+
+        def take(response: stream_pb2.ConverseResponse) -> None:
+            self.held.refuse_if_refused(response)
+            for status in statuses(response):
+                if status.code:
+                    self.held.refuse(refusals.from_item(status))
+
+        self.held.stream.send(Outgoing(lambda _: call, take, self.held.refuse, repeatable=True))
 
     def _tell_computing(self) -> None:
         """Says that the session is at work; in the thread that sends. Nobody waits for the answer."""

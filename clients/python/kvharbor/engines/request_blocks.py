@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 
-from kvharbor.client import BlockCalls, BlockRun, CommitChain, EpochEnded, Namespace, PoolExhausted, Unavailable
+from kvharbor.client import BlockCalls, BlockRun, Chain, CommitChain, EpochEnded, Namespace, PoolExhausted, Unavailable
 from kvharbor.engines.spared_calls import SparedCalls
 
 MOST_AHEAD = 8
@@ -139,6 +139,15 @@ class RequestBlocks:
         self._published.update(table[first:end])
         try:
             self._calls.commit([chain])
+        except EpochEnded:
+            self.epoch_ended = True
+
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        """Tells others that chains are not computed here any more [E18]."""
+        if self.epoch_ended:
+            return
+        try:
+            self._calls.abandon(chains)
         except EpochEnded:
             self.epoch_ended = True
 

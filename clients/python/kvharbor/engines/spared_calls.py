@@ -61,6 +61,15 @@ class SparedCalls:
         except HarborError as refused:
             self._tell(refused)
 
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        """Says that chains are not computed any more."""
+        try:
+            self._calls.abandon(chains)
+        except EpochEnded:
+            raise
+        except HarborError as refused:
+            self._tell(refused)
+
     def release(self, blocks: BlockRun) -> None:
         """Ends holds."""
         try:

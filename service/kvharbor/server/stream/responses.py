@@ -42,6 +42,7 @@ class Responses:
             "release_blocks": block_operations.release_blocks,
             "bump_namespace": session_operations.bump_namespace,
             "computing": session_operations.computing,
+            "abandon": session_operations.abandon,
             "extend": sequences.extend,
             "commit": sequences.commit,
             "handoff": sequences.handoff,

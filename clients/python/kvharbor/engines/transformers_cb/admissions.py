@@ -3,12 +3,13 @@
 A prompt that holds a part of what it needs while it waits for the rest would keep it from another engine's that
 does the same. So a prompt is admitted with its whole table, or not at all; the first that does not fit takes a place
 in the owner's queue, and those behind it wait until it is through. One that another engine is computing stands back
-[W8], and nobody waits behind it.
+[W8], and nobody waits behind it; so others are told when one is not computed here after all [E18].
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from kvharbor.client import (
     Acquired,
@@ -22,6 +23,7 @@ from kvharbor.client import (
     PoolExhausted,
     Unavailable,
 )
+from kvharbor.engines.announced import Announced
 from kvharbor.engines.request_blocks import RequestBlocks
 
 WAIT_S = 60.0
@@ -43,6 +45,7 @@ class Admitted:
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     request_id: str
+    prompt: Sequence[int]
     grant: Grant
 
 
@@ -69,6 +72,7 @@ class Admissions:
         self._block_tokens = block_tokens
         self._clock = clock
         self._waiting: _Waiting | None = None
+        self._announced: Announced[str] = Announced(held.abandon)
         # When those that stand back are asked for again.
         self._standing_back: dict[str, float] = {}
 
@@ -78,7 +82,7 @@ class Admissions:
         acquired: Acquired | None = None
         if self._waiting is not None:
             if self._waiting.request_id == request_id:
-                acquired = self._granted(self._waiting.grant, prompt)
+                acquired = self._granted(request_id, self._waiting.grant, prompt)
         elif self._clock() < self._standing_back.get(request_id, 0.0):
             self.any_stood_back = True
         else:
@@ -86,7 +90,7 @@ class Admissions:
         if acquired is None:
             return None
         self._held.require_epoch(acquired.held, acquired.leased)
-        return self._taken(request_id, acquired)
+        return self._taken(request_id, prompt, acquired)
 
     def cancel(self, request_id: str | None = None) -> None:
         """Ends the wait of a request, or of any for room; what it was granted meanwhile goes back."""
@@ -94,15 +98,27 @@ class Admissions:
             self._standing_back.pop(request_id, None)
         if self._waiting is None or request_id not in (None, self._waiting.request_id):
             return
-        grant, self._waiting = self._waiting.grant, None
-        grant.cancel()
-        granted = grant.poll()
+        waiting, self._waiting = self._waiting, None
+        waiting.grant.cancel()
+        granted = waiting.grant.poll()
         if granted is not None and granted.refusal is None:
             self._held.give_back(granted.held, granted.leased)
+        # It may have been granted without having come here yet.
+        self._announced.add(waiting.request_id, self._chain(waiting.prompt))
+        self.ended(waiting.request_id, 0)
+
+    def ended(self, request_id: str, published_block_count: int) -> None:
+        """Takes in that an admitted request has ended, or begins again, with so much of it published."""
+        chain = self._announced.chains.get(request_id)
+        if chain is not None:
+            is_complete = published_block_count * self._block_tokens >= len(cast("Sequence[int]", chain.tokens))
+            self._announced.end(request_id, is_complete=is_complete)
+            self._announced.tell()
 
     def forget(self) -> None:
         """Takes in that the epoch has ended: nobody waits any more."""
         self._waiting = None
+        self._announced.forget()
         self._standing_back.clear()
 
     def _acquire(self, prompt: Sequence[int]) -> Acquired:
@@ -116,10 +132,11 @@ class Admissions:
             return Acquired(refusal=mistake)
         return acquired
 
-    def _granted(self, grant: Grant, prompt: Sequence[int]) -> Acquired | None:
+    def _granted(self, request_id: str, grant: Grant, prompt: Sequence[int]) -> Acquired | None:
         try:
             granted = grant.poll()
             if granted is not None and granted.refusal is None and not granted.stands_back:
+                self._announced.add(request_id, self._chain(prompt))
                 granted = self._confirmed(prompt, granted)
         except Unavailable:
             granted = _NOT_NOW
@@ -146,7 +163,7 @@ class Admissions:
         whole = (len(prompt) - 1) // self._block_tokens * self._block_tokens
         return Chain(tokens=prompt[:whole], namespace=self._namespace)
 
-    def _taken(self, request_id: str, acquired: Acquired) -> Admitted | None:
+    def _taken(self, request_id: str, prompt: Sequence[int], acquired: Acquired) -> Admitted | None:
         if acquired.stands_back:
             self._standing_back[request_id] = self._clock() + STAND_BACK_S
             self.any_stood_back = True
@@ -154,11 +171,12 @@ class Admissions:
         self._standing_back.pop(request_id, None)
         if acquired.grant is not None:
             # Whoever waits holds nothing, the spare blocks neither: they may be what is missing.
-            self._waiting = _Waiting(request_id, acquired.grant)
+            self._waiting = _Waiting(request_id, prompt, acquired.grant)
             self._held.give_back_spare()
             return None
         if acquired.refusal is not None:
             if not isinstance(acquired.refusal, PoolExhausted):
                 self.refused[request_id] = acquired.refusal
             return None
+        self._announced.add(request_id, self._chain(prompt))
         return Admitted(self._held.adopt(acquired.held, acquired.leased), len(acquired.held))

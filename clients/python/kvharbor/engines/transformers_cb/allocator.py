@@ -70,6 +70,10 @@ class PooledAllocator(FullAttentionCacheAllocator):
         self.block_table[request_id] = admitted.table
         self._published_counts[request_id] = admitted.reused_block_count
 
+    def published_count(self, request_id: str) -> int:
+        """Returns how many blocks of a request are published, from its start."""
+        return self._published_counts.get(request_id, 0)
+
     def needs_new_sectors(self, request_id: str, past_length: int, query_length: int) -> int:
         """Leases what a request lacks to grow; 0 when it can. Else more than there is, so that nobody tries."""
         missing = self.needs_new_blocks(request_id, past_length, query_length)

@@ -127,6 +127,7 @@ class PooledCache(PagedAttentionCache):
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Ends whatever a request holds or waits for."""
         self.admissions.cancel(request_id)
+        self.admissions.ended(request_id, self._allocator.published_count(request_id))
         super().free_blocks(request_id, no_cache)
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:

@@ -54,7 +54,10 @@ class _Wait:
 
 
 class Admission:
-    """Holds blocks for waiting requests, of one scheduler. `flush` sends what is to be released."""
+    """Holds blocks for waiting requests, of one scheduler. `flush` sends what is to be released.
+
+    `announce` takes in whose prompts others were told of that they are computed here.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Admission:
         calls: BlockCalls,
         namespace: Namespace,
         flush: Callable[[], None],
+        announce: Callable[[Candidate], None],
         *,
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +74,7 @@ class Admission:
         self._calls = calls
         self.namespace = namespace
         self._flush = flush
+        self._announce = announce
         self._block_tokens: int = pool.hash_block_size
         self._max_model_len = max_model_len
         self._clock = clock
@@ -232,6 +237,7 @@ class Admission:
             self._postponed[name] = self._clock() + TOO_LARGE_S
 
     def _reserve(self, candidate: Candidate, pins: list[KVCacheBlock], result: Acquired) -> None:
+        self._announce(candidate)
         adopted = self._pool.adopt(result.held, candidate.keys)
         self._pool.lend(result.leased)
         name, hits = candidate.request.request_id, max(len(pins), len(adopted))
@@ -254,20 +260,22 @@ class Admission:
             del self._waits[name]
             if result.refusal is None and not wait.released.isdisjoint(result.held):
                 # The release has ended a hold that the grant counts on.
-                self._return(result)
+                self._return(wait, result)
             else:
                 self._take(wait.candidate, self._pool.pin_hits(wait.candidate.keys), result)
 
     def _settle(self, wait: _Wait) -> None:
-        """Gives back what was granted before the wait was cancelled."""
+        """Gives back what was granted before the wait was cancelled, be that known here or not."""
+        self._announce(wait.candidate)
         try:
             result = wait.grant.poll()
         except HarborError:
             return
         if result is not None and result.refusal is None:
-            self._return(result)
+            self._return(wait, result)
 
-    def _return(self, result: Acquired) -> None:
+    def _return(self, wait: _Wait, result: Acquired) -> None:
+        self._announce(wait.candidate)
         fresh = BlockRun.of(pair for pair in result.held if pair[0] not in self._pool.held)
         self.note_released(fresh)
         self._calls.release(BlockRun.join([result.leased, fresh]))

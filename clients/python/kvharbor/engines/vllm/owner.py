@@ -71,6 +71,9 @@ class BlockCalls(Protocol):
     def commit(self, chains: Sequence[CommitChain]) -> None:
         """Publishes blocks; not awaited."""
 
+    def abandon(self, chains: Sequence[Chain]) -> None:
+        """Says that chains are not computed any more; not awaited."""
+
     def release(self, blocks: BlockRun) -> None:
         """Ends holds; not awaited."""
 

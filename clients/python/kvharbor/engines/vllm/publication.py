@@ -1,15 +1,23 @@
 """From a step's blocks to the service: published when the step has run, and not before [E22].
 
 vLLM gives blocks their hashes when it schedules the step that fills them. Told to others then, they would attend over
-bytes that are not there yet. Those who wait for them are told that the step is under way [E17].
+bytes that are not there yet. Those who wait for them are told that the step is under way [E17], and which prompts come
+to nothing [E18].
 """
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvharbor.client import NO_BLOCKS, BlockRun, CommitChain, Namespace
+from vllm.v1.request import Request
+
+from kvharbor.client import NO_BLOCKS, BlockRun, Chain, CommitChain, Namespace
+from kvharbor.engines.announced import Announced
 from kvharbor.engines.vllm.blocks import Filled, HarborBlockPool
+from kvharbor.engines.vllm.candidates import Candidate
 from kvharbor.engines.vllm.owner import BlockCalls
+
+KEY_BYTES = 32
 
 
 class Publication:
@@ -19,8 +27,25 @@ class Publication:
         self._pool = pool
         self._calls = calls
         self._computing = calls.computing
+        self._announced: Announced[str] = Announced(calls.abandon)
         self.namespace = namespace
         self._under_way: deque[tuple[Any, list[Filled]]] = deque()
+
+    def announce(self, candidate: Candidate) -> None:
+        """Takes in that others were told of a prompt that it is computed here."""
+        if candidate.keys:
+            chain = Chain(keys=b"".join(candidate.keys), namespace=self.namespace)
+            self._announced.add(candidate.request.request_id, chain)
+
+    def look(self, requests: Mapping[str, Request], goes_on: Callable[[Request], bool]) -> None:
+        """Takes in which of these prompts are computed with the steps that are scheduled, and which are given up."""
+        for name, chain in [*self._announced.chains.items()]:
+            request = requests.get(name)
+            computed_tokens = 0 if request is None else request.num_computed_tokens
+            is_complete = computed_tokens >= len(chain.keys) // KEY_BYTES * self._pool.hash_block_size
+            if is_complete or request is None or not goes_on(request):
+                self._announced.end(name, self._last_step_of(name), is_complete=is_complete)
+        self._tell_ended()
 
     def scheduled(self, output: Any) -> None:
         """Takes in what a step fills.
@@ -41,6 +66,7 @@ class Publication:
                 self._publish(filled)
             if of_output is output:
                 break
+        self._tell_ended()
         if self._under_way:
             self._computing.begin()
 
@@ -52,6 +78,16 @@ class Publication:
         """What is under way is not published any more, as its hashes are void."""
         for _, filled in self._under_way:
             filled.clear()
+        self._announced.abandon_all()
+
+    def _last_step_of(self, request_id: str) -> Any:
+        """Returns the last step under way that computes something for a request; None if there is none."""
+        steps = (output for output, _ in reversed(self._under_way))
+        return next((output for output in steps if request_id in output.num_scheduled_tokens), None)
+
+    def _tell_ended(self) -> None:
+        if self._announced.ended:
+            self._announced.tell([output for output, _ in self._under_way])
 
     def _kept(self, output: Any) -> list[Filled]:
         kept = []

@@ -66,7 +66,12 @@ class HarborSchedulerMixin:
         namespace = Namespace(scheme=_scheme(vllm_config))
         self._publication = Publication(self._pool, calls, namespace)
         self._admission = Admission(
-            self._pool, calls, namespace, self._flush, max_model_len=vllm_config.model_config.max_model_len
+            self._pool,
+            calls,
+            namespace,
+            self._flush,
+            self._publication.announce,
+            max_model_len=vllm_config.model_config.max_model_len,
         )
         self._room = Room(self._pool, calls, self._flush, self._make_store)
         self._pool.when_empty = self._room.when_empty
@@ -89,6 +94,7 @@ class HarborSchedulerMixin:
         if is_calm and not pool.released and pool.free_block_queue.num_free_blocks == free_count:
             return output
         self._admission.admitted(output.num_scheduled_tokens)
+        self._look_after_prompts()
         self._room.begin_step(len(self.running))
         self._room.trim(self._owed())
         self._flush()
@@ -115,6 +121,7 @@ class HarborSchedulerMixin:
         finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         for request in finished:
             self._admission.forget(request.request_id)
+        self._look_after_prompts()
         if not self._taking_in:  # else what it has written is published before anything is released
             self._give_back_idle()
         return finished
@@ -124,6 +131,7 @@ class HarborSchedulerMixin:
         super().set_pause_state(pause_state)  # type: ignore[misc]
         if pause_state is not PauseState.UNPAUSED:
             self._admission.forget_all()
+            self._look_after_prompts()
             self._room.begin_step(0)
             self._room.trim(0)
             self._flush()
@@ -172,6 +180,9 @@ class HarborSchedulerMixin:
             self._room.begin_step(0)
             self._room.trim(0)
         self._flush()
+
+    def _look_after_prompts(self) -> None:
+        self._publication.look(self.requests, self._admission.may_enter)
 
     def _flush(self) -> None:
         if self._pool.released:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvharbor.client import NO_BLOCKS, Acquired, BlockRun, Chain, EpochEnded, Namespace, Unavailable
+from kvharbor.engines.announced import Announced
 from kvharbor.engines.request_blocks import MOST_AHEAD, RequestBlocks
 from kvharbor.engines.spared_calls import SparedCalls
 from kvharbor.engines.vllm_connector.engine import Engine
@@ -53,6 +54,7 @@ class _Admission:
     stores: bool = True
 
 
+KEY_BYTES = 32
 Planned = tuple[_Admission, int, int]
 
 
@@ -66,6 +68,7 @@ class SchedulerHalf:
         self._calls = SparedCalls(engine.pool.blocks)
         self._namespace = Namespace(scheme=scheme)
         self._held = RequestBlocks(self._calls, self._namespace)
+        self._announced: Announced[_Admission] = Announced(self._held.abandon)
         engine.pool.blocks.on_recall = self._held.recall
         self._block_tokens = block_tokens
         self._limits = limits
@@ -134,11 +137,13 @@ class SchedulerHalf:
         admission = self._admissions.pop(request_id, None)
         if admission is not None:
             admission.ended = True
+            self._look(admission)
             self._drop_if_over(admission)
             self._give_back_unused()
 
     def reset(self) -> None:
         """Moves on to a namespace of its own: nothing that was stored is found any more."""
+        self._announced.abandon_all()
         self._namespace = dataclasses.replace(self._namespace, version=self._calls.leave_version())
         self._held.namespace = self._namespace
         for admission in self._admissions.values():
@@ -177,6 +182,8 @@ class SchedulerHalf:
                 held = found[index].held
                 admission.table, admission.published = self._held.adopt(held, NO_BLOCKS), len(held)
                 self._held.keep(found[index].leased)
+                if self._stores and self._loads and found[index].refusal is None:
+                    self._announced.add(admission, Chain(keys=self._keys(request), namespace=self._namespace))
             self._admissions[request.request_id] = admission
 
     def _acquired(self, chains: list[Chain]) -> list[Acquired] | None:
@@ -195,14 +202,16 @@ class SchedulerHalf:
         return None
 
     def _chain(self, request: Request, *, leases: bool) -> Chain:
-        # One token at least is left to compute, for its logits.
-        keys = request.block_hashes[: (request.num_tokens - 1) // self._block_tokens]
-        chain = Chain(keys=b"".join(keys), namespace=self._namespace)
+        chain = Chain(keys=self._keys(request), namespace=self._namespace)
         if not self._loads:
             # It only asks what need not be stored again: who takes nothing is no request that reuses or misses it.
             return chain
         table_block_count = len(request.block_hashes) if leases else 0
         return dataclasses.replace(chain, table_block_count=table_block_count, computes=self._stores, uses=True)
+
+    def _keys(self, request: Request) -> bytes:
+        # One token at least is left to compute, for its logits.
+        return b"".join(request.block_hashes[: (request.num_tokens - 1) // self._block_tokens])
 
     def _give_back_unused(self) -> None:
         """Keeps of the spare blocks those that prompts are still to be stored in, and a few if anything runs [E14]."""
@@ -240,7 +249,16 @@ class SchedulerHalf:
             keys = b"".join(admission.request.block_hashes[first:end])
             self._held.publish(admission.table, first, end, keys=keys)
             admission.published = end
+        self._look(admission)
         self._drop_if_over(admission)
+
+    def _look(self, admission: _Admission) -> None:
+        """Takes in whether the rest of a prompt is still to be published, and nothing of it is under way."""
+        chain = self._announced.chains.get(admission)
+        if chain is not None and not (admission.stores and (admission.plan_count or not admission.ended)):
+            is_complete = admission.published >= len(chain.keys) // KEY_BYTES
+            self._announced.end(admission, is_complete=is_complete)
+            self._announced.tell()
 
     def _drop_if_over(self, admission: _Admission) -> None:
         if admission.ended and not admission.plan_count:
@@ -258,6 +276,7 @@ class SchedulerHalf:
             self._plans.clear()
             self._plan = self._next_plan(self._plan.number + 1)
             self._held.forget()
+            self._announced.forget()
         return bool(life) and not self._held.epoch_ended
 
     def _next_plan(self, number: int) -> Plan:

@@ -265,7 +265,7 @@ def test_those_who_fit_into_a_step_are_looked_up_at_once(rng: random.Random) -> 
 
 
 def test_a_pool_without_room_still_gives_what_it_has(rng: random.Random) -> None:
-    """What cannot be stored for want of room is asked for without."""
+    """What cannot be stored for want of room is asked for without, and nobody is told that it is computed."""
     owner = FakeOwner(6, 1, 1)
     engine = Engine(owner, {})
     keys = [rng.randbytes(32) for _ in range(6)]
@@ -277,9 +277,18 @@ def test_a_pool_without_room_still_gives_what_it_has(rng: random.Random) -> None
     engine.arrive()
     other = owner.session()
     other.lease(2, 2)
+    calls: Any = engine.calls
+    acquire, asked = calls.acquire, list[Any]()
+
+    def noting(chains: list[Any]) -> Any:
+        asked.extend(chains)
+        return acquire(chains)
+
+    calls.acquire = noting
     for name in ("b", "c"):
         engine.come(Request(name, keys, 24))
     assert [engine.half.matched_tokens(engine.waiting[name], 0) for name in ("b", "c")] == [16, 16]
+    assert [(chain.table_block_count, chain.computes) for chain in asked] == [(6, True)] * 2 + [(0, False)] * 2
     for name in ("b", "c"):
         engine.half.end(name)
     assert engine.calls.held() == []

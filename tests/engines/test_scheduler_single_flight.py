@@ -7,7 +7,7 @@ import pytest
 from engines.churn import Churn
 from engines.fake_block_calls import IDLE
 from kvharbor.client import Acquired, Chain, Pending
-from kvharbor.engines.vllm import admission
+from kvharbor.engines.vllm import admission, postponed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -18,6 +18,7 @@ KINDS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asy
 def asks_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stands back does: to the service here time passes by calls."""
     monkeypatch.setattr(admission, "STAND_BACK_S", 0.0)
+    monkeypatch.setattr(postponed, "PAUSE_PER_CALL", 0)
 
 
 def told(*, asynchronous: bool, **options: Any) -> Churn:

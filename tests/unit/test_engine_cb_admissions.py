@@ -56,6 +56,17 @@ def test_who_stands_back_is_asked_for_again_a_little_later() -> None:
     assert all((one.table_block_count, one.computes, one.unless_pending) == (3, True, True) for one in owner.asked)
 
 
+def test_many_who_stand_back_are_asked_for_as_often_as_one() -> None:
+    """Each time is a round trip for which the whole step waits."""
+    owner = Owner(*[ELSEWHERE] * 1000)
+    names = [f"waits {number}" for number in range(50)]
+    for _ in range(100):
+        for name in names:
+            assert owner.admissions.admit(name, PROMPT) is None
+        owner.now += STAND_BACK_S
+    assert 2 * len(names) < len(owner.asked) < len(names) + 110
+
+
 def test_who_was_in_line_for_room_may_come_to_stand_back() -> None:
     """It has no place there any more, so that others are asked for; nothing is confirmed, as nothing was granted."""
     grant = Grant(lambda: None)

@@ -29,7 +29,7 @@ from kvharbor.engines.request_blocks import RequestBlocks
 WAIT_S = 60.0
 """How long a place in the owner's queue is kept; then another is taken."""
 STAND_BACK_S = 0.01
-"""Before a prompt is asked for again that another engine is computing."""
+"""Before one of the prompts is asked for again that another engine is computing."""
 _NOTHING = BlockRun.of(())
 _NOT_NOW = Acquired(refusal=PoolExhausted("no blocks just now"))
 
@@ -165,7 +165,9 @@ class Admissions:
 
     def _taken(self, request_id: str, prompt: Sequence[int], acquired: Acquired) -> Admitted | None:
         if acquired.stands_back:
-            self._standing_back[request_id] = self._clock() + STAND_BACK_S
+            # All together as often as one alone: each time is a round trip, for which the whole step waits.
+            pause_s = STAND_BACK_S * max(1, len(self._standing_back))
+            self._standing_back[request_id] = self._clock() + pause_s
             self.any_stood_back = True
             return None
         self._standing_back.pop(request_id, None)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -19,8 +20,9 @@ from vllm.v1.request import Request
 
 from kvharbor.client import Acquired, BlockRun, Chain, Grant, HarborError, Namespace, RequestTooLarge, Unavailable
 from kvharbor.engines.vllm.blocks import HarborBlockPool
-from kvharbor.engines.vllm.candidates import Candidate, is_ready
+from kvharbor.engines.vllm.candidates import Candidate, Distinct, is_ready, of_one_call, place_count
 from kvharbor.engines.vllm.owner import BlockCalls
+from kvharbor.engines.vllm.postponed import Postponed
 
 WAIT_S = 30.0
 """How long a request stands in the service's queue before it is put there anew."""
@@ -80,8 +82,7 @@ class Admission:
         self._clock = clock
         self._reserved: dict[str, _Reservation] = {}
         self._waits: dict[str, _Wait] = {}
-        # Requests that are not asked for anew before this time, and when anybody may be.
-        self._postponed: dict[str, float] = {}
+        self._postponed = Postponed(clock)
         self._away_until_s = 0.0
 
     @property
@@ -110,8 +111,13 @@ class Admission:
             return
         if scheduler.pause_state is not PauseState.UNPAUSED or self._clock() < self._away_until_s:
             return
+        if again := self._again(scheduler):
+            with self._postponed.asking():
+                have_got = self._acquire(again)
+            if not have_got:
+                return
         for _ in range(ROUNDS):
-            batch = [*self._batch(scheduler)]
+            batch = of_one_call(self._batch(scheduler))
             if not batch or not self._acquire(batch):
                 return
 
@@ -123,7 +129,7 @@ class Admission:
     def forget(self, request_id: str) -> None:
         """A request waits no more."""
         self._drop(request_id)
-        self._postponed.pop(request_id, None)
+        self._postponed.discard(request_id)
         wait = self._waits.pop(request_id, None)
         if wait is not None:
             wait.grant.cancel()
@@ -148,38 +154,39 @@ class Admission:
 
     # Whom to ask for
 
-    def _batch(self, scheduler: Any) -> Iterator[Candidate]:
-        """Yields those who fit into one step, in order; of those who begin alike only the first.
+    def _again(self, scheduler: Any) -> list[Candidate]:
+        """Returns those who are asked for again, first the one for whom that is due the longest.
 
-        The others find what that one has computed, or what the service has of it, a little later.
+        They most likely stand back as before, and must not keep those behind them out of the step: they have a call of
+        their own. It is for no more than there are places, as each may be given all of its blocks.
         """
+        in_front = takewhile(lambda request: request.request_id not in self._waits, scheduler.waiting)
+        due = self._postponed.due(filter(is_ready, in_front))
+        found = filter(None, map(Distinct(self._pool, self._max_model_len).candidate, due))
+        return of_one_call(islice(found, max(0, place_count(scheduler) - len(self._reserved))))
+
+    def _batch(self, scheduler: Any) -> Iterator[Candidate]:
+        """Yields those who fit into one step, in order, but for those who are asked for again."""
         tokens = scheduler.max_num_scheduled_tokens - len(scheduler.running)
-        places = scheduler.max_num_running_reqs - len(scheduler.running)
-        first_keys: set[bytes] = set()
+        places = place_count(scheduler)
+        distinct = Distinct(self._pool, self._max_model_len)
         for request in scheduler.waiting:
             if tokens <= 0 or places <= 0:
                 return
             name = request.request_id
             if name in self._waits:
                 return
-            if not is_ready(request) or self._clock() < self._postponed.get(name, 0.0):
+            if not is_ready(request) or name in self._postponed:
                 continue
-            # One that has stood back most likely does again, and must not keep those behind it out of the step.
-            takes_part = name not in self._postponed
-            places -= takes_part
+            places -= 1
             reservation = self._reserved.get(name)
             if reservation is not None:
                 tokens -= request.num_tokens - reservation.cached_count * self._block_tokens
                 continue
-            candidate = Candidate.of(request, self._block_tokens, self._max_model_len)
-            first = candidate.keys[0] if candidate.keys else None
-            if first in first_keys and not self._pool.knows(first):
-                continue
-            if first is not None:
-                first_keys.add(first)
-            if takes_part:
+            candidate = distinct.candidate(request)
+            if candidate is not None:
                 tokens -= request.num_tokens - self._block_tokens * self._pool.hit_count(candidate.keys)
-            yield candidate
+                yield candidate
 
     # Asking
 
@@ -230,18 +237,18 @@ class Admission:
         if result.grant is not None:
             self._waits[name] = _Wait(candidate, result.grant)
         elif result.stands_back:
-            self._postponed[name] = self._clock() + STAND_BACK_S
+            self._postponed.add(name, STAND_BACK_S)
         elif isinstance(result.refusal, RequestTooLarge):
             # What an operator has pinned may go again.
             _LOG.warning("%s cannot be admitted, again in %s s: %s", name, TOO_LARGE_S, result.refusal)
-            self._postponed[name] = self._clock() + TOO_LARGE_S
+            self._postponed.add(name, TOO_LARGE_S)
 
     def _reserve(self, candidate: Candidate, pins: list[KVCacheBlock], result: Acquired) -> None:
         self._announce(candidate)
         adopted = self._pool.adopt(result.held, candidate.keys)
         self._pool.lend(result.leased)
         name, hits = candidate.request.request_id, max(len(pins), len(adopted))
-        self._postponed.pop(name, None)
+        self._postponed.discard(name)
         self._pool.outdated_requests.discard(name)
         self._reserved[name] = _Reservation([*pins, *adopted], candidate.block_count - hits, hits)
 

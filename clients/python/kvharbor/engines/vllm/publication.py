@@ -12,12 +12,11 @@ from typing import Any
 from vllm.v1.request import Request
 
 from kvharbor.client import NO_BLOCKS, BlockRun, Chain, CommitChain, Namespace
+from kvharbor.client.chains import KEY_BYTES
 from kvharbor.engines.announced import Announced
 from kvharbor.engines.vllm.blocks import Filled, HarborBlockPool
 from kvharbor.engines.vllm.candidates import Candidate
 from kvharbor.engines.vllm.owner import BlockCalls
-
-KEY_BYTES = 32
 
 
 class Publication:

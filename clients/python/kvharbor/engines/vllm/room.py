@@ -59,7 +59,9 @@ class Room:
         status = self._calls.status
         if status.waiting_count or status.recall_count != self._recall_count:
             return False
-        return free_count == 1 or (self._store is not None and len(self._store) >= self._store.target_block_count)
+        store = self._store
+        # The store itself has more come when a quarter is gone.
+        return free_count == 1 or (store is not None and 4 * len(store) > 3 * store.target_block_count)
 
     def require(self, count: int, *, growth: bool) -> bool:
         """Has at least so many free blocks, or returns False with no more than before."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvharbor.client import NO_BLOCKS, Acquired, BlockRun, Chain, EpochEnded, Namespace, Unavailable
+from kvharbor.client.chains import KEY_BYTES
 from kvharbor.engines.announced import Announced
 from kvharbor.engines.request_blocks import MOST_AHEAD, RequestBlocks
 from kvharbor.engines.spared_calls import SparedCalls
@@ -54,7 +55,6 @@ class _Admission:
     stores: bool = True
 
 
-KEY_BYTES = 32
 Planned = tuple[_Admission, int, int]
 
 
@@ -206,8 +206,9 @@ class SchedulerHalf:
         if not self._loads:
             # It only asks what need not be stored again: who takes nothing is no request that reuses or misses it.
             return chain
+        # Others are not to wait for what there is no room to store.
         table_block_count = len(request.block_hashes) if leases else 0
-        return dataclasses.replace(chain, table_block_count=table_block_count, computes=self._stores, uses=True)
+        return dataclasses.replace(chain, table_block_count=table_block_count, computes=leases, uses=True)
 
     def _keys(self, request: Request) -> bytes:
         # One token at least is left to compute, for its logits.

@@ -267,8 +267,7 @@ class Stream:
         if outgoing is None:
             return
         if outgoing.grants is not None:
-            if self.unanswered.any_release_unsent():
-                self.unanswered.spare(outgoing.grants(response))
+            self.unanswered.spare(outgoing.grants(response))
             self._outbox.grants_known()
         outgoing.take(response)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from integration.client_worker import LAYOUT, pool_size
 from kvharbor.client import EpochEnded, Warm, WarmTask, aio, connect
 
 KINDS = ("sync", "asyncio")
@@ -104,3 +105,15 @@ def _bare(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_bare(item) for item in value)
     return value
+
+
+@pytest.fixture
+def harbor(open_harbor: Connect, target: str) -> Any:
+    """A harbor of the client under test."""
+    return open_harbor(target, client_name="test")
+
+
+@pytest.fixture
+def pool(harbor: Any, pool_name: str) -> Any:
+    """A pool of 8 blocks of 16 tokens that no other test has."""
+    return harbor.open_pool(pool_name, LAYOUT, pool_size(8))

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.client_kinds import Connect
-from integration.client_worker import LAYOUT, pool_size
+from integration.client_kinds import harbor as harbor
+from integration.client_kinds import pool as pool
 from integration.pool_content import classes, put
 from kvharbor.client import (
     CommitBackwards,
@@ -21,18 +21,6 @@ from kvharbor.client import (
     RequestTooLarge,
     SequenceEnded,
 )
-
-
-@pytest.fixture
-def harbor(open_harbor: Connect, target: str) -> Any:
-    """A harbor of the client under test."""
-    return open_harbor(target, client_name="test")
-
-
-@pytest.fixture
-def pool(harbor: Any, pool_name: str) -> Any:
-    """A pool of 8 blocks of 16 tokens that no other test has."""
-    return harbor.open_pool(pool_name, LAYOUT, pool_size(8))
 
 
 def test_a_sequence_goes_through_its_life(pool: Any) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from contract.leaks import mapped_arenas, open_descriptors
 from integration.client_kinds import Connect
+from integration.client_kinds import harbor as harbor
+from integration.client_kinds import pool as pool
 from integration.client_worker import BLOCK_TOKENS, LAYOUT, pool_size
 from integration.pool_content import classes, put
 from kvharbor.client import (
@@ -25,18 +27,6 @@ from kvharbor.client import (
     WarmBudgetExceeded,
 )
 from kvharbor.gpumem import DataType, Layout
-
-
-@pytest.fixture
-def harbor(open_harbor: Connect, target: str) -> Any:
-    """A harbor of the client under test."""
-    return open_harbor(target, client_name="test")
-
-
-@pytest.fixture
-def pool(harbor: Any, pool_name: str) -> Any:
-    """A pool of 8 blocks of 16 tokens that no other test has."""
-    return harbor.open_pool(pool_name, LAYOUT, pool_size(8))
 
 
 def test_a_prefix_is_pinned_computed_and_let_go(pool: Any) -> None:

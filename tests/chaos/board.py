@@ -64,6 +64,7 @@ class Count(IntEnum):
     DECODED_BLOCKS_VERIFIED = 33
     LOST_BLOCKS = 34
     ENGINE_STOOD_BACK = 35
+    ENGINE_HOLDINGS_COMPARED = 36
 
 
 class Board:

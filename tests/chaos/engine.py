@@ -7,13 +7,15 @@ says that it holds.
 import contextlib
 import functools
 import random
+from collections import deque
 from collections.abc import Callable
 
 import grpc
 
+from chaos.agreement import unheld
 from chaos.board import Count
 from chaos.decode import Decoder
-from chaos.held import Fence
+from chaos.held import Fence, WrongBytes
 from chaos.load import Given, Tally, Tell
 from chaos.spare import Spare
 from chaos.stamps import BLOCK_TOKENS
@@ -58,11 +60,13 @@ class Engine:
         self._life = pool.link.standing.life
         # Blocks of which only the service knows whether they were taken back.
         self._doubtful: set[str] = set()
-        pool.blocks.on_refusal = self._refused
+        self._refusals: deque[HarborError] = deque()
+        pool.blocks.on_refusal = self._refusals.append
 
     def act(self) -> None:
         """Does one thing. Raises WrongBytes, SessionGone, Unavailable."""
         self._tally(Count.ENGINE_ACTS)
+        self._judge_refusals()
         if self._pool.link.standing.life != self._life:
             self._life = self._pool.link.standing.life
             self._yielding(self._verify_resumed)
@@ -77,9 +81,10 @@ class Engine:
             self._bump,
             self._replace_stream,
             self._waits.cancel,
+            self._compare_holdings,
         )
         if self._chance.random() < 0.4:
-            self._yielding(self._chance.choices(alone, (20, 3, 1, 1, 1))[0])
+            self._yielding(self._chance.choices(alone, (20, 3, 1, 1, 1, 1))[0])
             return
         table = self._chance.choice(self._tables.all)
         actions = (self._compute, self._grow, self._slide, self._invalidate, self._end)
@@ -96,6 +101,7 @@ class Engine:
         # What an answer gives that nobody wants any more is released by a call of its own.
         for _ in range(2):
             self._yielding(self._flush)
+        self._judge_refusals()
 
     def verify_all(self) -> None:
         """Verifies everything that is held."""
@@ -222,7 +228,7 @@ class Engine:
         try:
             outcome = self._pool.blocks.invalidate(named)
         except Unavailable:
-            self._forget(named)
+            self._forget_alike(table, place)
             raise
         (refusal,) = outcome.refusals
         if refusal is None:
@@ -234,14 +240,28 @@ class Engine:
         else:
             raise refusal
 
-    def _forget(self, named: BlockRun) -> None:
-        """Ends all requests that may have lost blocks to a call without an answer, waiting ones among them."""
+    def _forget_alike(self, invalidated: Table, place: int) -> None:
+        """Ends all that may have lost blocks to a call without an answer: what begins alike, and what has waited.
+
+        Others' blocks need not be the named one: they may be shadows of it, or behind it in a table that has let go it.
+        """
         self._waits.cancel()
         self._tables.released.update(self._pool.own_blocks.all())
-        self._waits.poll()
-        for table in self._tables.sharing(named):
-            self._doubtful.update(f"{block}/{generation}" for block, generation in table.used)
+        self._doubt(self._waits.poll())
+        for table in self._tables.alike(invalidated, place + 1):
+            self._doubt(table.used)
             self._tables.drop(table)
+
+    def _doubt(self, blocks: BlockRun) -> None:
+        self._doubtful.update(f"{block}/{generation}" for block, generation in blocks)
+
+    def _compare_holdings(self) -> None:
+        """Looks whether the service has all that the client says is held, before a wrong byte tells."""
+        self._flush()
+        missing = [block for block in unheld(self._pool) if "{}/{}".format(*block) not in self._doubtful]
+        if missing:
+            raise WrongBytes(f"the client says that it holds {missing}, and the service does not")
+        self._tally(Count.ENGINE_HOLDINGS_COMPARED)
 
     def _end(self, table: Table) -> None:
         self._verify(table)
@@ -271,9 +291,22 @@ class Engine:
         self._tally(Count.ENGINE_OPAQUE_BLOCKS_VERIFIED, block_count if table.namespace.scheme else 0)
         return block_count
 
-    def _refused(self, error: HarborError) -> None:
-        """Tells of blocks that the session does not hold any more, or of a commit that was not taken."""
-        named = [*filter(None, error.metadata.get("blocks", "").split(", "))]
-        if not named or not self._doubtful.issuperset(named):
-            self._tally(Count.LOST_BLOCKS, len(named))
-            self._tell("lost", text=f"{error!r} {dict(error.metadata)}")
+    def _judge_refusals(self) -> None:
+        """Tells of blocks that the session does not hold any more, or of a commit that was not taken.
+
+        Once the act that they came in is over: by then it is known what was in doubt.
+        """
+        while self._refusals:
+            error = self._refusals.popleft()
+            named = _named(error)
+            if not named or not self._doubtful.issuperset(named):
+                self._tally(Count.LOST_BLOCKS, len(named))
+                self._tell("lost", text=f"{error!r} {dict(error.metadata)}")
+
+
+def _named(refusal: HarborError) -> list[str]:
+    """Returns the blocks that a refusal names, as block/generation."""
+    told = refusal.metadata
+    if "blockId" in told:
+        return [f"{told['blockId']}/{told['generation']}"]
+    return [*filter(None, told.get("blocks", "").split(", "))]

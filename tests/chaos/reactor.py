@@ -54,8 +54,8 @@ class Reactor:
         if self._timers:
             most_s = min(most_s, self._timers[0][0] - time.monotonic())
         for key, _ in self._selector.select(max(most_s, 0.0)):
-            # One callback may have ended the watch of another that is ready too.
-            if key.fd in self._selector.get_map():
+            # One callback may have ended the watch of another that is ready too, and begun one of the same number.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()

@@ -48,6 +48,7 @@ class Report:
     engine_grants: int = 0
     engine_pending_seen: int = 0
     engine_stood_back: int = 0
+    engine_holdings_compared: int = 0
     engine_recalls: int = 0
     engine_invalidated_blocks: int = 0
     engine_invalidations_refused: int = 0

@@ -104,6 +104,12 @@ class Tables:
         """Returns the tables that use any of these."""
         return [table for table in self.all if blocks.among(table.used).any()]
 
+    def alike(self, table: Table, block_count: int) -> list[Table]:
+        """Returns the tables of the same contents up to so many blocks, this one among them."""
+        end = block_count * BLOCK_TOKENS
+        start = table.namespace, table.tokens[:end]
+        return [one for one in self.all if (one.namespace, one.tokens[:end]) == start]
+
     def take_back(self, table: Table, before: BlockRun, leased: BlockRun) -> None:
         """Takes in that committed blocks are leased ones now, and spoils their bytes.
 

@@ -24,6 +24,7 @@ EXERCISED = (
     "engine_resumed_blocks_verified",
     "engine_released_blocks",
     "engine_recalls",
+    "engine_holdings_compared",
     "decoded_blocks_verified",
 )
 

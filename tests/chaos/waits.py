@@ -33,8 +33,9 @@ class Waits:
         for grant, _ in self._waiting:
             grant.cancel()
 
-    def poll(self) -> None:
-        """Takes what has come. Without an answer nothing will."""
+    def poll(self) -> BlockRun:
+        """Takes what has come, and returns what it has given back of that. Without an answer nothing will."""
+        returned: list[BlockRun] = []
         waiting, self._waiting = self._waiting, []
         for grant, asked in waiting:
             with contextlib.suppress(Unavailable, EpochEnded):
@@ -42,13 +43,17 @@ class Waits:
                 if given is None:
                     self._waiting.append((grant, asked))
                 elif given.refusal is None:
-                    self._granted(asked, given)
+                    returned.append(self._granted(asked, given))
         if not self._waiting:
             self._tables.released.clear()
+        return BlockRun.join(returned)
 
-    def _granted(self, asked: Asked, given: Acquired) -> None:
+    def _granted(self, asked: Asked, given: Acquired) -> BlockRun:
+        """Takes what was granted, or gives it back; returns what it has given back."""
         self._tally(Count.ENGINE_GRANTS)
         if self._tables.released.isdisjoint(given.held):
             self._take(asked, given)
-        else:
-            self._tables.give_back(BlockRun.join([given.held, given.leased]))
+            return BlockRun.of(())
+        blocks = BlockRun.join([given.held, given.leased])
+        self._tables.give_back(blocks)
+        return blocks

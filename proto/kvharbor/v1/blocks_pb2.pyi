@@ -551,8 +551,9 @@ class InvalidateBlocksResponse(google.protobuf.message.Message):
 
     @property
     def leased(self) -> kvharbor.v1.types_pb2.BlockTable:
-        """What the session holds of these and of the blocks behind them: leased
-        blocks now, in a new generation each. `invalidated` has them as they were.
+        """What the session holds of these and of the blocks behind them, shadows of
+        theirs too: leased blocks now, in a new generation each. `invalidated` has
+        them as they were. Without an answer all of that may be gone, or none.
         """
 
     @property

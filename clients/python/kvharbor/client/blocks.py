@@ -155,8 +155,10 @@ class BlockCalls:
     def invalidate(self, blocks: BlockRun, *, timeout_s: float | None = None) -> Invalidated:
         """Takes back committed blocks whose bytes are not what they were committed for, with those behind them.
 
-        They are leased blocks then, to write anew. Where another holds one of them it stays as it is, BlockHeld: bump
-        the namespace.
+        All that the session holds of that, shadows too, are leased blocks then, to write anew. Where another holds one
+        of them it stays as it is, BlockHeld: bump the namespace. Raises Unavailable where no answer comes: all of that
+        may be gone or none. So end every request that has the contents of a named block and of all before it, whatever
+        blocks it has for them, and release these.
         """
         self.held.own.require_known(blocks)
         message = blocks_pb2.InvalidateBlocksRequest(pool_id=self._pool.id, blocks=table_of(blocks))

@@ -77,6 +77,8 @@ def table_of(run: BlockRun) -> types_pb2.BlockTable:
 
 def run_of(table: types_pb2.BlockTable) -> BlockRun:
     """Reads a message."""
+    if not table.block_ids and not table.generations:
+        return NO_BLOCKS
     return BlockRun(
         np.frombuffer(table.block_ids, "<u4").astype(np.uint32, copy=False),
         np.frombuffer(table.generations, "<u8").astype(np.uint64, copy=False),
@@ -100,6 +102,8 @@ class OwnBlocks:
 
     def add(self, run: BlockRun) -> BlockRun:
         """Takes in what is held now; returns those that were not before."""
+        if not len(run):
+            return run
         fresh, places = run[~self.has(run)], _places(run)
         self._held[places] = True
         self._generations[places] = run.generations

@@ -267,7 +267,8 @@ class Stream:
         if outgoing is None:
             return
         if outgoing.grants is not None:
-            self.unanswered.spare(outgoing.grants(response))
+            if self.unanswered.any_release_unsent():
+                self.unanswered.spare(outgoing.grants(response))
             self._outbox.grants_known()
         outgoing.take(response)
 

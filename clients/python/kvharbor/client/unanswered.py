@@ -72,6 +72,10 @@ class Unanswered:
         """Returns what is being released."""
         return BlockRun.join(each.releases for each in self._requests.values())
 
+    def any_release_unsent(self) -> bool:
+        """Whether there is one that `spare` would look at."""
+        return any(not outgoing.sent and len(outgoing.releases) for outgoing in self._requests.values())
+
     def spare(self, held: BlockRun) -> BlockRun:
         """Keeps releases that are still to be sent from ending what was granted since they were made; returns that."""
         spared = []

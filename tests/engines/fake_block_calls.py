@@ -166,7 +166,7 @@ class FakeBlockCalls:
         missing = keys[len(held) :]
         pending = self._pending(chain, missing)
         if chain.unless_pending and pending is not None:
-            return Acquired(pending=pending)
+            return Acquired(pending=pending, stands_back=True)
         lacking = max(0, chain.table_block_count - len(held))
         if chain.table_block_count > len(owner.blocks) - 1:
             return Acquired(refusal=RequestTooLarge("larger than the pool"))

@@ -65,7 +65,7 @@ def test_those_who_stand_back_keep_nobody_out_of_a_step(asynchronous: bool) -> N
 
     def others_compute(chain: Chain) -> Acquired:
         stands_back = chain.unless_pending and chain.keys[:32] in computed
-        return Acquired(pending=Pending(96, "another", 0.0)) if stands_back else try_chain(chain)
+        return Acquired(pending=Pending(96, "another", 0.0), stands_back=True) if stands_back else try_chain(chain)
 
     calls.try_chain = others_compute
     for _ in range(3):

@@ -35,7 +35,7 @@ def standing_back(*, asynchronous: bool, places: int) -> tuple[Churn, Engine, se
 
     def others_compute(chain: Chain) -> Acquired:
         stands_back = chain.unless_pending and chain.keys[:32] in computed
-        return Acquired(pending=Pending(96, "another", 0.0)) if stands_back else try_chain(chain)
+        return Acquired(pending=Pending(96, "another", 0.0), stands_back=True) if stands_back else try_chain(chain)
 
     calls.try_chain = others_compute
     for _ in range(COUNT):

@@ -98,7 +98,11 @@ class Keeping(Interleaving):
         extras = {} if scheme else {place: value for place, value in extras.items() if place < count * size}
 
         def ended(found: Acquired) -> None:
-            if found.is_empty and unless_pending and found.pending is not None:
+            if found.stands_back:
+                assert unless_pending, "[W8]"
+                assert not len(found.held)
+                assert not len(found.leased)
+                assert found.pending is not None
                 assert found.pending.idle_s < PATIENCE_S, "[W8]"
             elif more:
                 assert len(found.held) + len(found.leased) == max(len(found.held), count + more - 1)

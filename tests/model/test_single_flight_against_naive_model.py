@@ -96,7 +96,7 @@ class Flights(BlockMachine):
         if stands_back and self.is_worth_waiting(session, tokens, matched, len(tokens)):
             self.rematch_recency("", tokens, len(tokens))
             found = finish(steps)
-            assert found.is_empty
+            assert (len(found.held), len(found.leased), found.stands_back) == (0, 0, True)
             assert self.pool.stats().counters == before, "[W8] what is given nothing counts as a request"
             self.check_pending(found, others, tokens, matched, len(tokens))
             return

@@ -11,7 +11,7 @@ from kvharbor.engines.transformers_cb.admissions import STAND_BACK_S, Admissions
 
 PROMPT = list(range(9))
 TABLE = BlockRun.of([(1, 1), (2, 1), (3, 1)])
-ELSEWHERE = Acquired(pending=Pending(8, "another", 0.0))
+ELSEWHERE = Acquired(pending=Pending(8, "another", 0.0), stands_back=True)
 
 
 class Owner:

@@ -20,7 +20,7 @@ def test_nobody_is_told_of_it_any_more() -> None:
     """And another may be the one who computes it, at once."""
     pool = new_pool(16)
     given = acquire(pool, keys("abc"), 3, computes=True)
-    assert acquire(pool, keys("abc"), session=2, computes=True, unless_pending=True).is_empty
+    assert acquire(pool, keys("abc"), session=2, computes=True, unless_pending=True).stands_back
     abandon(pool, keys("abc"))
     taken_over = acquire(pool, keys("abc"), 3, session=2, computes=True, unless_pending=True)
     assert (len(taken_over.leased), taken_over.pending) == (3, None)

@@ -34,7 +34,7 @@ def test_nothing_is_done_but_to_tell() -> None:
     acquire(pool, keys("abcd"), 4, computes=True)
     before, order, words = pool.stats(), list(pool._state.blocks.evictable), bytes(process.buffer)
     found = ask(pool, keys("abcdef"), 7)
-    assert (counts(found), len(found.added)) == ((0, 0, 2), 0)
+    assert (counts(found), len(found.added), found.stands_back) == ((0, 0, 2), 0, True)
     assert found.pending == Pending(8, 1, 0.0)
     assert (pool.stats(), list(pool._state.blocks.evictable), bytes(process.buffer)) == (before, order, words)
     assert acquire(pool, keys("abcd"), session=1).pending is None, "it is told to compute it"
@@ -79,13 +79,14 @@ def test_who_has_stalled_is_waited_for_no_more() -> None:
 
 
 def test_a_session_that_computes_it_too_does_not_stand_back() -> None:
-    """[W4] Whatever another does, it is there when its own step is over."""
+    """[W4] Whatever another does, it is there when its own step is over. Where it wants no blocks it is given none."""
     pool = new_pool(16)
     allocate(pool, span(1, 8), session=1)
     allocate(pool, span(1, 8), session=2)
-    found = ask(pool, tokens(span(1, 8)), 2)
-    assert counts(found) == (0, 2, 2)
-    assert found.pending == Pending(8, 1, 0.0)
+    for table in (0, 2):
+        found = ask(pool, tokens(span(1, 8)), table)
+        assert (counts(found), found.stands_back) == ((0, table, 2), False)
+        assert found.pending == Pending(8, 1, 0.0)
 
 
 def test_a_full_pool_is_no_matter_to_who_stands_back() -> None:

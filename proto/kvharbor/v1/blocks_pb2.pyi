@@ -163,8 +163,11 @@ class AcquireResult(google.protobuf.message.Message):
     LEASED_FIELD_NUMBER: builtins.int
     PENDING_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    STANDS_BACK_FIELD_NUMBER: builtins.int
     waiting: builtins.bool
     """With POOL_EXHAUSTED: it waits for room."""
+    stands_back: builtins.bool
+    """Of a chain `unless_pending`: it was given nothing, for what is `pending`."""
     @property
     def status(self) -> kvharbor.v1.types_pb2.ItemStatus:
         """POOL_EXHAUSTED: it does not fit now, or stands behind one that does not;
@@ -181,8 +184,8 @@ class AcquireResult(google.protobuf.message.Message):
 
     @property
     def pending(self) -> kvharbor.v1.cache_service_pb2.Pending:
-        """What another session is computing right behind the held blocks; with neither
-        `held` nor `leased` of a chain `unless_pending`, behind those that are there.
+        """What another session is computing right behind the held blocks; of a chain
+        that stands back, behind those that are there.
         """
 
     def __init__(
@@ -193,9 +196,10 @@ class AcquireResult(google.protobuf.message.Message):
         leased: kvharbor.v1.types_pb2.BlockTable | None = ...,
         pending: kvharbor.v1.cache_service_pb2.Pending | None = ...,
         waiting: builtins.bool = ...,
+        stands_back: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["held", b"held", "leased", b"leased", "pending", b"pending", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["held", b"held", "leased", b"leased", "pending", b"pending", "status", b"status", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held", b"held", "leased", b"leased", "pending", b"pending", "stands_back", b"stands_back", "status", b"status", "waiting", b"waiting"]) -> None: ...
 
 Global___AcquireResult: typing_extensions.TypeAlias = AcquireResult
 

@@ -51,7 +51,8 @@ def acquire(
             elsewhere = _pending_elsewhere(state, carrier, run, contents, block_count)
             if elsewhere is not None:
                 yield from _shorten(state, carrier)
-                return Acquired(state.run(()), state.run(()), elsewhere, state.run(()))
+                nothing = state.run(())
+                return Acquired(nothing, nothing, elsewhere, nothing, stands_back=True)
         claim_match(state, carrier, run, contents, block_count, table_block_count)
         held = carrier.table.copy()
         carrier.tail = bytearray(contents[state.writers.content_bytes(namespace) * len(held) :])

@@ -226,17 +226,14 @@ class Acquired:
     """What of a chain is there, fresh blocks for the rest, and who is computing what comes behind `held`.
 
     `added` are those of `held` that the session did not hold before: what takes the call back releases these too.
+    `stands_back`: nothing was given, for the pending one [W8].
     """
 
     held: BlockRun
     leased: BlockRun
     pending: Pending | None
     added: BlockRun
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was given."""
-        return not len(self.held) and not len(self.leased)
+    stands_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

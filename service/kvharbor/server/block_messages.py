@@ -33,6 +33,7 @@ def acquired_message(acquired: Acquired) -> pb.AcquireResult:
         held=table_message(acquired.held),
         leased=table_message(acquired.leased),
         pending=pending_message(acquired.pending),
+        stands_back=acquired.stands_back,
     )
 
 

@@ -86,7 +86,7 @@ async def acquire(
             acquired: Acquired = yield from pool.acquire(
                 number, chain, table_block_count, computes=computes, uses=uses, unless_pending=unless_pending
             )
-            if arrival is not None and not acquired.is_empty:
+            if arrival is not None and not acquired.stands_back:
                 recorder.acquired(arrival, number, acquired)
             return acquired
 

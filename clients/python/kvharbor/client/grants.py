@@ -18,7 +18,8 @@ class Acquired:
     `held` is the longest committed run of its blocks, readable; `leased` are fresh ones to write. `pending` tells what
     another session is computing right behind the held ones. With a `refusal` nothing is held for it: RequestTooLarge
     means for ever, PoolExhausted now, or that it stands behind a chain that does not fit. `waiting`: it waits for room,
-    and `grant` tells what comes. A chain `unless_pending` that was given nothing `stands_back` for the pending one.
+    and `grant` tells what comes. A chain `unless_pending` that `stands_back` was given nothing, for the pending one:
+    ask again a little later.
     """
 
     held: BlockRun = NO_BLOCKS
@@ -27,11 +28,7 @@ class Acquired:
     waiting: bool = False
     refusal: HarborError | None = None
     grant: "Grant | None" = None
-
-    @property
-    def stands_back(self) -> bool:
-        """Whether nothing was given, as another session is computing what comes next: ask again a little later."""
-        return self.pending is not None and not len(self.held) and not len(self.leased)
+    stands_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +93,7 @@ def acquired(result: blocks_pb2.AcquireResult) -> Acquired:
         leased=run_of(result.leased),
         pending=pending,
         waiting=result.waiting,
+        stands_back=result.stands_back,
         refusal=refusals.from_item(result.status) if result.status.code else None,
     )
 

@@ -6,6 +6,7 @@ in the owner's queue, and those behind it wait until it is through. One that ano
 [W8], and nobody waits behind it; so others are told when one is not computed here after all [E18].
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +101,9 @@ class Admissions:
             return
         waiting, self._waiting = self._waiting, None
         waiting.grant.cancel()
-        granted = waiting.grant.poll()
+        granted: Acquired | None = None
+        with contextlib.suppress(HarborError):  # it has ended the wait, and nothing is held
+            granted = waiting.grant.poll()
         if granted is not None and granted.refusal is None:
             self._held.give_back(granted.held, granted.leased)
         # It may have been granted without having come here yet.
@@ -151,7 +154,11 @@ class Admissions:
         then, not knowing, that has ended the grant's hold as well. After this no such release is under way. It only
         asks, as the request has been counted.
         """
-        (held,) = self._calls.acquire([self._chain(prompt)])
+        try:
+            (held,) = self._calls.acquire([self._chain(prompt)])
+        except Unavailable:
+            self._held.give_back(granted.held, granted.leased)
+            return _NOT_NOW
         needed = len(granted.held) + len(granted.leased) - len(held.held)
         if needed > len(granted.leased):
             self._held.give_back(held.held, granted.leased)
@@ -177,6 +184,7 @@ class Admissions:
             self._held.give_back_spare()
             return None
         if acquired.refusal is not None:
+            self.ended(request_id, 0)  # if it was granted: that was not confirmed
             if not isinstance(acquired.refusal, PoolExhausted):
                 self.refused[request_id] = acquired.refusal
             return None

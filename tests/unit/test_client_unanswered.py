@@ -185,7 +185,8 @@ def test_a_hand_off_without_an_answer_may_be_repeated_or_released(service: FakeS
         with pytest.raises(DeadlineExceeded):
             held.handoff(16)
         answered.set()
-        for use in (lambda: held.commit(16), lambda: held.extend(1), lambda: held.fork(1)):
+        touching = (held.require_held, lambda: held.slots(0, 1))
+        for use in (*touching, lambda: held.commit(16), lambda: held.extend(1), lambda: held.fork(1)):
             with pytest.raises(SequenceInDoubt, match="hand it off again"):
                 use()
         assert held.handoff(16) == f"token of {held.id}"

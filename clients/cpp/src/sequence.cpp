@@ -129,6 +129,7 @@ std::int64_t Sequence::capacity_tokens() const {
 void Sequence::require_held() const {
   const auto lock = guard(*state_);
   state_->require_held();
+  state_->require_staying();
 }
 
 void Sequence::extend(std::int64_t token_count) {

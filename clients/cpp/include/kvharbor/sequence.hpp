@@ -50,7 +50,8 @@ class Sequence {
   std::int64_t capacity_tokens() const;
 
   /// Returns once the blocks are known to be this session's still.
-  /// @throws SequenceEnded after release or hand-off; SequenceLost, SessionGone if it has ended otherwise. Asks nobody.
+  /// @throws SequenceEnded after release or hand-off; SequenceInDoubt after a hand-off without an answer; SequenceLost,
+  /// SessionGone if it has ended otherwise. Asks nobody.
   void require_held() const;
 
   /// Adds capacity for so many more tokens, in whole blocks. May be repeated after any error.

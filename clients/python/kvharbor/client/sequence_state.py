@@ -101,7 +101,7 @@ class SequenceState:
         """Returns where tokens [first_token, end_token) are, as an index: `views.numpy("k", layer)[slots]`.
 
         Reading through it copies; assigning to it writes in place. Raises InvalidField outside the capacity,
-        and SequenceEnded, SequenceLost or EpochEnded when the blocks may be others' already.
+        and what `require_held` does when the blocks may be others' already.
         """
         self.require_held()
         first_token, end_token = whole("first_token", first_token), whole("end_token", end_token)
@@ -146,6 +146,15 @@ class SequenceState:
         self.capacity_tokens -= block_count * self.block_tokens
 
     def require_held(self) -> None:
+        """Raises what keeps this process from touching the blocks.
+
+        SequenceEnded after release or hand-off, SequenceInDoubt after a hand-off without an answer [C5], and what else
+        the sequence has ended by, such as SequenceLost or EpochEnded.
+        """
+        self.require_not_ended()
+        self._require_not_leaving()
+
+    def require_not_ended(self) -> None:
         """Raises SequenceEnded after release or hand-off, and what else the sequence has ended by."""
         if self._ended_by is not None:
             raise copy.copy(self._ended_by)
@@ -153,20 +162,19 @@ class SequenceState:
             raise SequenceEnded(f"sequence {self.id} was released or handed off: allocate a new one")
 
     def require_usable(self) -> None:
-        """Raises what `require_held` does, and SequenceInDoubt after a commit or hand-off without an answer [C5]."""
+        """Raises what `require_held` does, and SequenceInDoubt after a commit without an answer [C5]."""
         self.require_held()
         if self.unanswered is not None:
             raise SequenceInDoubt(
                 f"a commit of sequence {self.id} ended without an answer: commit again, with its tokens, or release"
             )
-        self._require_staying()
+        self._require_alone()
 
     def _require_alone(self) -> None:
         if self.batch is not None:
             raise SequenceBusy(f"sequence {self.id} is in a DecodeBatch: leave that first, or use the batch")
 
-    def _require_staying(self) -> None:
-        self._require_alone()
+    def _require_not_leaving(self) -> None:
         if self.leaving:
             raise SequenceInDoubt(
                 f"the hand-off of sequence {self.id} ended without an answer: hand it off again, or release it"
@@ -175,7 +183,7 @@ class SequenceState:
     def extend_item(self, token_count: int) -> cache.ExtendItem:
         """Asks for capacity for so many more tokens than it has; may be repeated, as it names the blocks known."""
         self.require_held()
-        self._require_staying()
+        self._require_alone()
         if whole("token_count", token_count) < 0:
             raise InvalidField.of("token_count", token_count, limit="at least 0", remedy="capacity never shrinks")
         return request(
@@ -189,10 +197,10 @@ class SequenceState:
         self, computed_tokens: int, new_tokens: Tokens, extra_keys: Sequence[ExtraKey] = (), *, leaving: bool = False
     ) -> cache.CommitItem:
         """Names what is written, with the blocks that hold it by the table, so that a wrong table is noticed."""
-        self.require_held()
+        self.require_not_ended()
         self._require_alone()
         if not leaving:
-            self._require_staying()
+            self._require_not_leaving()
         item = request(
             cache.CommitItem,
             sequence_id=self.id,

@@ -85,7 +85,7 @@ class Sequence(SequenceState):
         except SequenceNotFound:
             # It may have been lost while the call waited; or the process that had given it away has ended, with it.
             self.leave()
-            self.require_held()
+            self.require_not_ended()
             raise
 
     async def release(self) -> None:

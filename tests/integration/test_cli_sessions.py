@@ -122,6 +122,13 @@ def test_a_session_is_killed(run: Run, worker: SessionWorker) -> None:
     assert "no session '1'" in done.stderr
 
 
+def test_the_session_of_the_command_itself_is_refused(run: Run) -> None:
+    """On a fresh service it has the number that is tried: the command would end without a word."""
+    done = run("kill-session", "1")
+    told = "kvharbor: session 1 is this command's own: name one that `kvharbor sessions` lists\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+
+
 def test_lists_come_in_pages(path: str) -> None:
     """In order of number, whatever the size of a page."""
     with RawCaller(path) as first, RawCaller(path), RawCaller(path):

@@ -216,6 +216,7 @@ def test_health_tells_why_nobody_answers(run: Run, tmp_path: Path) -> None:
         (("lookup", "none", "--ids", "1"), "no pool is named 'none': a worker has to open it first"),
         (("drop", "none"), "no pool is named 'none': a worker has to open it first"),
         (("stats", "--pool", "none"), "no pool is named 'none': a worker has to open it first"),
+        (("stats", "tools"), "for one of them write --pool tools"),
         (("warm", "tools", "w", "--ids", "1", "--present-only", "--wait-s", "1"), "nothing to wait for"),
         (("lookup", "tools"), "either --tokens or --ids"),
         (("lookup", "tools", "--ids", "1", "--tokens", "-"), "either --tokens or --ids"),

@@ -203,6 +203,7 @@ def test_every_differing_field_is_named_with_both_values() -> None:
         SMOLLM2.require_equal(other)
     for field, (own, others) in expected.items():
         assert f"{field} is {others}, the pool has {own}" in str(raised.value)
+    assert str(raised.value).endswith("; open another, or drop this one first")
 
 
 def test_planes_that_only_one_layout_has_are_named() -> None:

@@ -126,7 +126,9 @@ class LayoutMismatch(GpumemError):
 
     def __init__(self, differences: Mapping[str, tuple[str, str]]) -> None:
         self.differences = dict(differences)
-        super().__init__(f"the layout differs from the pool's: {self._described()}")
+        super().__init__(
+            f"the layout differs from the pool's: {self._described()}; open another, or drop this one first"
+        )
 
     def metadata(self) -> dict[str, str]:
         return {"differences": self._described()}

@@ -18,6 +18,8 @@ def kill_session(
     child that a worker has forked is not one of them: end it by hand.
     """
     with connected(socket) as harbor:
+        if session == harbor.session_id:
+            raise CommandError(f"session {session} is this command's own: name one that `kvharbor sessions` lists")
         listed = next((each for each in harbor.list_sessions() if each.session_id == session), None)
         living_count = 0 if listed is None else sum(1 for member in listed.members if not member.exited)
         killed_count = harbor.kill_session(session)

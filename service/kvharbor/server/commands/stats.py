@@ -9,6 +9,7 @@ import typer
 
 from kvharbor.server.commands.engine_table import engine_table
 from kvharbor.server.commands.options import JsonOption, SocketOption, TenantOption, connected
+from kvharbor.server.errors import CommandError
 from kvharbor.server.sizes import format_size
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _CLASSES = ("free", "reserved", "active", "cached", "warm", "quarantined")
 
 
 def stats(
+    misplaced: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Only the pool of this name.")] = None,
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until interrupted.")] = False,
@@ -37,6 +39,9 @@ def stats(
     Engines are told with what each has reused of whom since the service's process began, sessions that have ended
     included.
     """
+    if misplaced is not None:
+        # Other commands take the pool like this.
+        raise CommandError(f"stats shows all pools: for one of them write --pool {misplaced}")
     with connected(socket) as harbor:
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool, tenant))))

@@ -7,7 +7,7 @@ import pytest
 
 from kvharbor.client import Acquired, BlockRun, Chain, Grant, Namespace, Pending, PoolExhausted
 from kvharbor.engines.request_blocks import RequestBlocks
-from kvharbor.engines.transformers_cb.admissions import STAND_BACK_S, Admissions
+from kvharbor.engines.transformers_cb.admissions import MOST_PAUSE_S, STAND_BACK_S, Admissions
 
 PROMPT = list(range(9))
 TABLE = BlockRun.of([(1, 1), (2, 1), (3, 1)])
@@ -65,6 +65,18 @@ def test_many_who_stand_back_are_asked_for_as_often_as_one() -> None:
             assert owner.admissions.admit(name, PROMPT) is None
         owner.now += STAND_BACK_S
     assert 2 * len(names) < len(owner.asked) < len(names) + 110
+
+
+def test_nobody_stands_back_for_long_without_being_asked_for() -> None:
+    """However many do: what the other engine computes may be what all of them begin with."""
+    count = 1000
+    owner = Owner(*[ELSEWHERE] * 2 * count, *[Acquired()] * count)
+    for _ in range(2):
+        for number in range(count):
+            assert owner.admissions.admit(f"waits {number}", PROMPT) is None
+        owner.now += MOST_PAUSE_S
+    for number in range(count):
+        assert owner.admissions.admit(f"waits {number}", PROMPT) is not None
 
 
 def test_who_was_in_line_for_room_may_come_to_stand_back() -> None:

@@ -63,6 +63,14 @@ def test_those_that_go_on_stay_behind_what_is_committed_too() -> None:
     pool.check_invariants()
 
 
+def test_a_chain_that_repeats_itself_is_no_shorter_one() -> None:
+    pool = new_pool(16)
+    acquire(pool, tokens(span(1, 8)), computes=True)
+    abandon(pool, tokens(2 * span(1, 8)))
+    assert pending(pool, tokens(span(1, 8))) == 2
+    pool.check_invariants()
+
+
 def test_extra_keys_are_contents() -> None:
     """[G1] Wherever they are in the chain, and behind what is committed."""
     pool = new_pool(16)

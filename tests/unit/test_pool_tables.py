@@ -91,12 +91,34 @@ def test_a_warmup_that_gives_no_sequence_needs_no_entry() -> None:
     assert finish(pool.warmup("t", 1, prompt(PROMPT), "w")).pinned_tokens == len(PROMPT)
 
 
+def test_a_warmup_to_fill_counts_with_what_it_shares() -> None:
+    """It has all of that in its table."""
+    pool = pool_for(2)
+    share(pool)
+    with pytest.raises(TablesFull):
+        finish(pool.warmup("t", 1, prompt(span(1, 20)), "w"))
+    pool._state.most_entries += 1
+    finish(pool.warmup("t", 1, prompt(span(1, 20)), "w"))
+    pool.check_invariants()
+
+
 def test_an_extend_to_what_is_there_is_never_refused() -> None:
     """It is how a caller asks for its table again."""
     pool = pool_for(1)
     one = share(pool)
     pool._state.most_entries = 0
     assert len(finish(pool.extend(1, one.number, 0, 0)).block_ids) == BLOCKS
+
+
+def test_a_commit_that_is_repeated_is_never_refused() -> None:
+    """Its blocks are in the table; a session that has resumed may be over the bound."""
+    pool = pool_for(2)
+    one = share(pool)
+    asked = Commit(len(PROMPT), appended=lease(pool, 1))
+    finish(pool.commit(1, one.number, asked))
+    pool._state.most_entries = ONE
+    finish(pool.commit(1, one.number, asked))
+    pool.check_invariants()
 
 
 def test_what_is_handed_off_is_its_givers_until_somebody_has_it() -> None:

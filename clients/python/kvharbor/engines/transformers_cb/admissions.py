@@ -30,7 +30,9 @@ from kvharbor.engines.request_blocks import RequestBlocks
 WAIT_S = 60.0
 """How long a place in the owner's queue is kept; then another is taken."""
 STAND_BACK_S = 0.01
-"""Before one of the prompts is asked for again that another engine is computing."""
+"""Before one of the prompts is asked for again that another engine is computing, the longer the more there are."""
+MOST_PAUSE_S = 1.0
+"""But no longer: all that they wait for may have come at once."""
 _NOTHING = BlockRun.of(())
 _NOT_NOW = Acquired(refusal=PoolExhausted("no blocks just now"))
 
@@ -174,7 +176,7 @@ class Admissions:
         if acquired.stands_back:
             # All together as often as one alone: each time is a round trip, for which the whole step waits.
             pause_s = STAND_BACK_S * max(1, len(self._standing_back))
-            self._standing_back[request_id] = self._clock() + pause_s
+            self._standing_back[request_id] = self._clock() + min(pause_s, MOST_PAUSE_S)
             self.any_stood_back = True
             return None
         self._standing_back.pop(request_id, None)

@@ -18,6 +18,7 @@ from kvharbor.v1 import pool_service_pb2 as pools
 
 PERIOD_S = 0.005
 _DEADLINE_S = 0.25
+_NO_LIFE = ("", 0)
 
 
 class Rising:
@@ -34,20 +35,26 @@ class Rising:
 
 
 class Observer:
-    """Tells the harness: served (the service answers again), gone (a session's blocks are usable), wrong."""
+    """Tells the harness: served (the service answers again), gone (a session's blocks are usable), wrong.
+
+    It is told of each death, for one may be noticed after the first answer of the next process: that one's next answer
+    is told again then.
+    """
 
     def __init__(self, channel: Channel, target: str) -> None:
         self._harness = channel
         self._target = target
         self._sessions = Sessions(target)
-        self._life = ("", 0)
+        self._life = _NO_LIFE
         self._check_count = 0
         self._evicted = Rising()
         self._connect()
 
     def run(self) -> None:
         """Looks until told to end."""
-        while self._harness.receive(PERIOD_S) is None:
+        while (message := self._harness.receive(PERIOD_S)) is None or message["kind"] != "end":
+            if message is not None:
+                self._life = _NO_LIFE
             if self._look_at_pools():
                 with contextlib.suppress(grpc.RpcError, OSError):
                     self._look_at_sessions()

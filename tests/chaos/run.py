@@ -133,6 +133,7 @@ class Run:
 
     def _owner_died(self) -> None:
         self._times.owner_deaths.append(time.monotonic())
+        self._witnesses.note_death()
 
     def _wrong(self, kind: str, text: str) -> None:
         self.report.wrong_bytes += kind == "wrong"

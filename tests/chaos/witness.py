@@ -34,6 +34,10 @@ class Witnesses:
             return {}
         return self._answers.pop()
 
+    def note_death(self) -> None:
+        """Has the observer tell when the service's next process answers."""
+        self._observer.channel.send("died")
+
     def end(self) -> None:
         """Ends the observer, and takes its counts."""
         self._ending = True

@@ -158,7 +158,8 @@ class Load:
             return
         warm = self._pool.warmup(tokens, name, ttl_s=_PIN_TTL_S)
         self._tally(Count.WARMUPS)
-        if warm.sequence is not None:
+        # The one that fills this pin already is told of again.
+        if warm.sequence is not None and all(held.sequence is not warm.sequence for held in self._held):
             held = self._hold(warm.sequence, tokens[: warm.sequence.token_count])
             self._verify(held)
             held.compute(self._pool, self._chance.randint(warm.sequence.computed_tokens, len(held.tokens)))

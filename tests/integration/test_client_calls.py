@@ -110,10 +110,12 @@ def test_extra_keys_come_with_the_tokens_that_a_commit_adds(pool: Any) -> None:
 
 
 def test_a_request_id_makes_allocate_idempotent(pool: Any) -> None:
-    """The duplicate is the same sequence; other arguments are refused."""
+    """The duplicate is the same sequence, and the same object; other arguments are refused."""
     first = pool.allocate(range(20), request_id="r")
     again = pool.allocate(range(20), request_id="r")
     assert (first.id, first.table.tolist()) == (again.id, again.table.tolist())
+    again.extend(20)
+    assert first.capacity_tokens == again.capacity_tokens > 20
     with pytest.raises(RequestIdReused):
         pool.allocate(range(21), request_id="r")
     assert pool.release(request_id="r") == 1

@@ -24,6 +24,7 @@ from kvharbor.client import (
     PoolNotFound,
     PoolSizeMismatch,
     Progress,
+    SequenceEnded,
     WarmBudgetExceeded,
 )
 from kvharbor.gpumem import DataType, Layout
@@ -44,6 +45,17 @@ def test_a_prefix_is_pinned_computed_and_let_go(pool: Any) -> None:
     pool.unwarm("system-prompt")
     with pytest.raises(PinNotFound):
         pool.unwarm("system-prompt")
+
+
+def test_a_pin_that_is_being_filled_is_told_of_with_the_same_sequence(pool: Any) -> None:
+    """One object: what is released under one name must not be written to under the other, as it is another's then."""
+    first = pool.warmup(range(32), "system-prompt").sequence
+    first.commit(16)
+    again = pool.warmup(range(32), "system-prompt").sequence
+    assert (again.id, again.computed_tokens) == (first.id, 16)
+    again.release()
+    with pytest.raises(SequenceEnded):
+        first.slots(16, 32)
 
 
 def test_an_administrator_evicts_what_nobody_holds(pool: Any) -> None:

@@ -141,10 +141,8 @@ def _tellings(pool_id: str, pool: HeldPool | None) -> list[Telling]:
 
 
 def _name_sequences(tellings: list[Telling], pool: HeldPool) -> None:
-    # Two objects may stand for one sequence, where an allocate was repeated by its request_id.
-    distinct = {sequence.id: sequence for sequence in (*pool.sequences.live(), *pool.sequences.owed)}
     size_bytes = 0
-    for sequence in distinct.values():
+    for sequence in (*pool.sequences.live(), *pool.sequences.owed):
         held = sequence.held()
         size_bytes += held.ByteSize()
         named_count = len(tellings[-1].sequences)

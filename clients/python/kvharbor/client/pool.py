@@ -201,7 +201,7 @@ class Pool(PoolHandle):
         )
 
         def granted(reply: cache.AllocateResponse) -> Sequence:
-            sequence = Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
+            sequence = Sequence.of(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence))
             sequence.miss = traffic.miss(reply)
             sequence.pending = answers.pending(reply)
             return sequence
@@ -211,7 +211,7 @@ class Pool(PoolHandle):
     def adopt(self, handoff_token: str, *, request_id: str | None = None, group: str = "") -> Sequence:
         """Takes over a sequence that was handed off, or raises HandoffNotFound."""
         call = self.calls.adopt(handoff_token, request_id=request_id, group=group)
-        return self.link.run(call, take=lambda reply: Sequence(self, reply.sequence, Tail.of_adopted(reply)))
+        return self.link.run(call, take=lambda reply: Sequence.of(self, reply.sequence, Tail.of_adopted(reply)))
 
     def extend_many(self, extends: Iterable[tuple[Sequence, int]]) -> list[HarborError | None]:
         """Extends several sequences in one call; returns each one's refusal, or None."""
@@ -272,14 +272,15 @@ class Pool(PoolHandle):
     ) -> Warm[Sequence]:
         """Pins a prefix against eviction, for the tenant, under a name, until `ttl_s` or unwarm.
 
-        What is missing comes back as a sequence to compute and commit. Raises WarmBudgetExceeded.
+        What is missing comes back as a sequence to compute and commit: where one of this session fills the pin already,
+        that one. Raises WarmBudgetExceeded.
         """
         call = self.calls.warmup(tokens, namespace=namespace, extra_keys=extra_keys, ttl_s=ttl_s, name=name)
 
         def warmed(reply: cache.WarmupResponse) -> Warm[Sequence]:
             missing = None
             if reply.HasField("sequence"):
-                missing = Sequence(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence, name))
+                missing = Sequence.of(self, reply.sequence, Tail.of_prompt(call.request, reply.sequence, name))
             return answers.warm(reply, missing)
 
         return self.link.run(call, take=warmed)
@@ -292,7 +293,7 @@ class Pool(PoolHandle):
 
         def claimed(reply: cache.ClaimWarmTaskResponse) -> "WarmTask[Pool, Sequence]":
             tail = Tail.of_prompt(reply, reply.sequence, reply.name)
-            return answers.warm_task(reply, self, Sequence(self, reply.sequence, tail))
+            return answers.warm_task(reply, self, Sequence.of(self, reply.sequence, tail))
 
         return self.link.run(self.calls.claim_warm_task(), take=claimed)
 

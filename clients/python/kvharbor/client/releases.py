@@ -12,16 +12,21 @@ from kvharbor.v1 import cache_service_pb2 as cache
 class LiveSequences:
     """A pool's sequences that somebody here still has: for a release by name, and for `held` [C11].
 
-    `owed` were released while the service was away, and it has still to learn of commits before that.
+    Each has one object: its end is then known wherever that is used. `owed` were released while the service was away, and it has still to learn of commits before that.
     """
 
     def __init__(self) -> None:
-        self._sequences: weakref.WeakValueDictionary[int, SequenceState] = weakref.WeakValueDictionary()
+        self._sequences: weakref.WeakValueDictionary[str, SequenceState] = weakref.WeakValueDictionary()
         self.owed: list[SequenceState] = []
 
     def add(self, sequence: SequenceState) -> None:
         """Knows a sequence as long as somebody else does."""
-        self._sequences[id(sequence)] = sequence
+        self._sequences[sequence.id] = sequence
+
+    def of(self, sequence_id: str) -> SequenceState | None:
+        """Returns the object of a sequence that has not ended: calls that are repeated tell of one that is here."""
+        sequence = self._sequences.get(sequence_id)
+        return None if sequence is None or sequence.ended else sequence
 
     def forget(self, sequence: SequenceState) -> None:
         """Takes in a release while the service is away."""

@@ -28,6 +28,12 @@ class Sequence(SequenceState):
         super().__init__(message, pool.block_tokens, tail)
         pool.sequences.add(self)
 
+    @classmethod
+    def of(cls, pool: "Pool", message: types_pb2.Sequence, tail: Tail) -> Self:
+        """Returns the object of a sequence: the one that is here, where a call is repeated, or a new one."""
+        known = pool.sequences.of(message.sequence_id)
+        return known if isinstance(known, cls) else cls(pool, message, tail)
+
     def __del__(self) -> None:
         if not self.ended and self._pool.link.session_lives:
             self.warn_forgotten()

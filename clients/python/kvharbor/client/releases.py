@@ -12,7 +12,8 @@ from kvharbor.v1 import cache_service_pb2 as cache
 class LiveSequences:
     """A pool's sequences that somebody here still has: for a release by name, and for `held` [C11].
 
-    Each has one object: its end is then known wherever that is used. `owed` were released while the service was away, and it has still to learn of commits before that.
+    Each has one object: its end is known then wherever that is used [C4]. `owed` were released while the service was
+    away, and it has still to learn of commits before that.
     """
 
     def __init__(self) -> None:

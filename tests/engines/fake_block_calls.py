@@ -175,6 +175,8 @@ class FakeBlockCalls:
             return Acquired(refusal=PoolExhausted(f"{lacking} blocks are not there"))
         owner.counters["hits"] += len(held)
         self.direct.update(held)
+        for block in held:
+            self._move_marks(block)
         leased = owner.take(self, lacking, set(held))
         if pending is None and chain.computes:
             self.committed = next(owner.clock)
@@ -216,14 +218,20 @@ class FakeBlockCalls:
         else:
             self.owner.counters["shadows"] += 1
             block.state, block.canonical = "shadow", canonical
-        own = [mark for mark in self.owner.marks if mark.session is self and mark.namespace == place[0]]
         if (place[0], place[2]) in self.given_up:
+            own = [mark for mark in self.owner.marks if (mark.session, mark.namespace) == (self, place[0])]
             assert any(place[2] in mark.keys for mark in own), "[E18] it was told too early that this is given up"
-        for mark in own:
-            if (mark.parent, mark.keys[0]) == place[1:]:
-                mark.keys, mark.parent = mark.keys[1:], canonical
-        self.owner.marks = [mark for mark in self.owner.marks if mark.keys]
+        self._move_marks(canonical)
         return canonical
+
+    def _move_marks(self, block: Block) -> None:
+        """Moves the session's marks over a block that it holds now."""
+        assert block.place is not None
+        for mark in self.owner.marks:
+            if mark.session is self and (mark.namespace, mark.parent, mark.keys[0]) == block.place:
+                mark.keys, mark.parent = mark.keys[1:], block
+                self.given_up.discard((mark.namespace, block.place[2]))
+        self.owner.marks = [mark for mark in self.owner.marks if mark.keys]
 
     def _named(self, run: BlockRun) -> list[Block]:
         found = []

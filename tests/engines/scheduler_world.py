@@ -43,7 +43,10 @@ class HandedBackTooEarly(AssertionError):
 
 @dataclass(eq=False)
 class Row:
-    """One request's part in a step: tokens [first, end) are computed, and one is sampled if it is `complete`."""
+    """One request's part in a step: tokens [first, end) are computed, and one is sampled if it is `complete`.
+
+    `content` is the KV of its tokens since it has begun, or begun again: a step of before goes on with what was then.
+    """
 
     request_id: str
     first: int
@@ -51,6 +54,7 @@ class Row:
     table: list[int]
     complete: bool
     weights: int
+    content: list[int]
 
 
 @dataclass(eq=False)
@@ -215,13 +219,13 @@ class Engine:
     def _mirror(self, output: Any) -> list[str]:
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = [*new.block_ids[0]]
-            self.content.pop(new.req_id, None)
+            self.content[new.req_id] = []
             self.cached.setdefault(new.req_id, new.num_computed_tokens)
         cached = output.scheduled_cached_reqs
         for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if request_id in cached.resumed_req_ids:
                 self.tables[request_id] = []
-                self.content.pop(request_id, None)
+                self.content[request_id] = []
             if blocks is not None:
                 self.tables[request_id].extend(blocks[0])
         self.preempted_count += len(output.preempted_req_ids or ())
@@ -233,14 +237,12 @@ class Engine:
         end = request.num_computed_tokens
         table = [*self.tables[request_id]]
         first = end - self._count[request_id]
-        return Row(request_id, first, end, table, not request.is_prefill_chunk, self.weights)
+        content = self.content[request_id]
+        return Row(request_id, first, end, table, not request.is_prefill_chunk, self.weights, content)
 
     def _compute(self, row: Row) -> None:
-        tokens, salt = self.tokens[row.request_id], self.world.salts[row.request_id]
-        content = self.content.get(row.request_id)
-        if content is None:
-            # What it has found is as if it had been computed by the weights of now.
-            content = self.content[row.request_id] = self.world.content(salt, tokens[: row.first], row.weights)
+        tokens, salt, content = self.tokens[row.request_id], self.world.salts[row.request_id], row.content
+        # What it has found when it began is as if it had been computed by the weights of now.
         self.world.go_on(content, salt, tokens[: row.end], row.weights)
         assert len(content) == row.end, (row, len(tokens))
         for position in range(row.first):

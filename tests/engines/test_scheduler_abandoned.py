@@ -7,9 +7,11 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from engines.churn import Churn
+from engines.scheduler_configs import BLOCK_TOKENS
 from engines.scheduler_world import Engine, Mutation
 from engines.test_scheduler_single_flight import KINDS, told
 from engines.test_scheduler_single_flight import asks_in_every_step as asks_in_every_step
+from kvharbor.client import CommitChain
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,6 +99,36 @@ def pause_before_the_first_step(*, asynchronous: bool, mutate: Mutation | None =
     churn.drain()
     churn.check()
     assert told_count(engine) == 1
+
+
+def publish_elsewhere(churn: Churn, engine: Engine, name: str) -> None:
+    """A session that does not stand back publishes first what a request of an engine can reuse."""
+    request, other = engine.scheduler.requests[name], churn.owner.session()
+    keys, content = b"".join(request.block_hashes), churn.world.content("", request.prompt_token_ids, 0)
+    blocks = other.lease(len(request.block_hashes), len(request.block_hashes)).blocks
+    for place, (block, _) in enumerate(blocks):
+        for slot in range(BLOCK_TOKENS):
+            churn.world.slots[block, slot] = content[place * BLOCK_TOKENS + slot]
+    other.commit([CommitChain(blocks=blocks, keys=keys, namespace=engine.scheduler._admission.namespace)])
+    other.close()
+
+
+@KINDS
+def test_what_is_found_to_be_published_already_is_not_computed_here(asynchronous: bool) -> None:
+    """Another request acquires it, and to the one that was to compute it, it is all hits: nothing is to be told."""
+    churn = told(asynchronous=asynchronous)
+    engine, _ = churn.engines
+    churn.ask("computes", engine, TOKENS[:40], 4)
+    engine.scheduler._admission.prepare(engine.scheduler)
+    publish_elsewhere(churn, engine, "computes")
+    assert churn.owner.marks
+    churn.ask("finds", engine, [*TOKENS[:40], 7], 4)
+    engine.scheduler._admission.prepare(engine.scheduler)
+    assert not churn.owner.marks
+    churn.drain()
+    churn.check()
+    assert engine.cached["computes"] == 32
+    assert told_count(engine) == 0
 
 
 @KINDS

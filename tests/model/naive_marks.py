@@ -19,26 +19,16 @@ class NaiveMarks(NaiveBlocks):
             self.sequences = sequences
 
     def commit_blocks(self, session: int, behind: Path | None, namespace: str, contents: list[Content]) -> list[int]:
-        """Moves the session's marks too, as far as they agree with what is committed."""
         shadows = super().commit_blocks(session, behind, namespace, contents)
         before = () if behind is None else behind[1]
-        committed = (*before, *contents)
-        for mark in self.marks_of(session):
-            chunks = self.chunks(mark)
-            if mark.namespace != namespace or not len(before) <= mark.committed < len(committed):
-                continue
-            count = next(
-                (
-                    count
-                    for count in range(min(len(chunks), len(committed)), mark.committed, -1)
-                    if chunks[:count] == committed[:count]
-                ),
-                0,
-            )
-            if count:
-                mark.committed, mark.progress_at = count, self.now
-        self.marks = [mark for mark in self.marks if mark.committed < len(self.chunks(mark))]
+        self._advance(session, namespace, (*before, *contents), first=len(before))
         return shadows
+
+    def acquire(self, session: int, namespace: str, tokens: list[int], table: int) -> tuple[int, int]:
+        held_count, leased_count = super().acquire(session, namespace, tokens, table)
+        if held_count:
+            self._advance(session, *self.paths(namespace, tokens)[held_count - 1], first=0)
+        return held_count, leased_count
 
     def mark(self, session: int, tokens: list[int], committed: int) -> None:
         """A session computes a chain from a block on, if that is not too much; it may have said so before."""
@@ -65,6 +55,17 @@ class NaiveMarks(NaiveBlocks):
 
     def marks_of(self, session: int) -> list[NaiveSequence]:
         return [one for one in self.marks if one.session == session]
+
+    def _advance(self, session: int, namespace: str, held: tuple[Content, ...], *, first: int) -> None:
+        """[B6] Moves a session's marks as far as they agree with what it holds from now on, from block `first` on."""
+        for mark in self.marks_of(session):
+            if mark.namespace == namespace and first <= mark.committed:
+                chunks, count = self.chunks(mark), mark.committed
+                while chunks[: count + 1] == held[: count + 1] and count < len(held):
+                    count += 1
+                if count > mark.committed:
+                    mark.committed, mark.progress_at = count, self.now
+        self.marks = [mark for mark in self.marks if mark.committed < len(self.chunks(mark))]
 
     def place(self, mark: NaiveSequence) -> Path:
         """The block that a mark is behind."""

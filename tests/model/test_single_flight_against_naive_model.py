@@ -84,7 +84,7 @@ class Flights(BlockMachine):
 
     def ask_for_blocks(self) -> None:
         """[W8] By a session that keeps tables of its own."""
-        session, tokens = self.chance.choice(self.sessions), list(self.chance.choice(PROMPTS))
+        session, tokens = self.chance.choice(self.sessions), list(self.chance.choice([*PROMPTS, *self.marked()]))
         del tokens[len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS :]
         table, stands_back = self.chance.randint(0, 3), self.chance.random() < 0.7
         computes = self.chance.random() < 0.5
@@ -108,9 +108,9 @@ class Flights(BlockMachine):
                 self.naive.mark(session, tokens, matched)
 
     def publish_some(self) -> None:
-        """Mostly what a mark is of, behind what it has come to."""
-        session, place, tokens = self.chance.choice(self.sessions), 0, self.chance.choice(PROMPTS)
-        if self.naive.marks and self.chance.random() < 0.8:
+        """Mostly what a mark is of, behind what it has come to; else by anybody, from its beginning too."""
+        session, place, tokens = self.chance.choice(self.sessions), 0, self.chance.choice([*PROMPTS, *self.marked()])
+        if self.naive.marks and self.chance.random() < 0.6:
             mark = self.chance.choice(self.naive.marks)
             session, tokens = mark.session, mark.tokens[mark.committed * BLOCK_TOKENS :]
             paths = [one.path for one in self.kept.get(session, {}).values() if one.path is not None]
@@ -120,6 +120,9 @@ class Flights(BlockMachine):
                 place = 2 + paths.index(self.naive.place(mark))
         contents = [(tokens[at], tokens[at + 1]) for at in range(0, len(tokens) - 1, BLOCK_TOKENS)]
         self.commit_blocks(self.sessions.index(session), place, contents[: self.chance.randint(1, 4)], "")
+
+    def marked(self) -> list[list[int]]:
+        return [mark.tokens for mark in self.naive.marks]
 
     def abandon_one(self) -> None:
         """[B8] Of its own or another's marks, or anything."""

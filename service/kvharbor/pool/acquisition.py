@@ -63,9 +63,9 @@ def acquire(
         if len(held) > state.slice_blocks:
             if is_writer:
                 state.writers.place(carrier, state.now)
-            yield from _share(state, owner, carrier)
+            yield from _share(state, owner, carrier, contents)
         else:
-            _take_over(state, owner, carrier)
+            _take_over(state, owner, carrier, contents)
         if is_writer and len(held) < block_count:
             _mark(state, carrier, len(held))
         state.writers.remove(carrier)
@@ -147,23 +147,32 @@ def _shorten(state: State, carrier: Sequence) -> Steps[None]:
         yield
 
 
-def _share(state: State, owner: Session, carrier: Sequence) -> Steps[None]:
+def _share(state: State, owner: Session, carrier: Sequence, contents: bytes) -> Steps[None]:
     """Lets a session hold what a carrier holds, slice by slice."""
     node = carrier.namespace.root
     for start in range(0, len(carrier.table), state.slice_blocks):
         part = carrier.table[start : start + state.slice_blocks]
         state.blocks.hold(owner.blocks.add(part, node))
+        _advance(state, carrier, node, part, start, contents)
         node = part[-1]
         state.revision += 1
         yield
 
 
-def _take_over(state: State, owner: Session, carrier: Sequence) -> None:
+def _take_over(state: State, owner: Session, carrier: Sequence, contents: bytes) -> None:
     """Passes what a carrier holds to its session, which may have some of it already."""
     chain, carrier.table, carrier.committed_blocks = carrier.table, [], 0
     known_count = len(chain) - len(owner.blocks.add(chain, carrier.namespace.root))
     state.blocks.unhold(reversed(chain[:known_count]))
+    _advance(state, carrier, carrier.namespace.root, chain, 0, contents)
     state.revision += 1
+
+
+def _advance(state: State, carrier: Sequence, node: int, blocks: list[int], first: int, contents: bytes) -> None:
+    """Moves a session's marks over blocks of its chain from `first` on, behind `node`, that it holds now [B6]."""
+    if carrier.session in state.marks.by_session:
+        nodes = [node, *blocks]
+        state.marks.advance(carrier.session, nodes, first, contents, carrier.extras, state.now)
 
 
 def _mark(state: State, carrier: Sequence, depth: int) -> None:

@@ -101,7 +101,7 @@ def _publish_slice(
     owner.blocks.leased.difference_update(published)
     nodes = _take_over(state, owner, published, node)
     reached = place + len(published)
-    state.marks.advance(owner.session, nodes, *contents.part(place, reached), state.now)
+    state.marks.advance(owner.session, nodes, place, contents.joined, contents.extras, state.now)
     return reached
 
 

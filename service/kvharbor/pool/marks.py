@@ -1,8 +1,8 @@
 """What sessions have said that they compute block by block, without a sequence: entries among the writers. Rule [B6].
 
-A mark is the contents in a row that its session has still to commit, behind a node that it holds. It moves with the
-session's commits, and ends when all is committed, when the session abandons it [B8] or lets go of the node, when it has
-stalled, or with the session.
+A mark is the contents in a row that its session is still to compute, behind a node that it holds. It moves over what
+the session commits or acquires, and ends when nothing is left, when the session abandons it [B8] or lets go of the
+node, when it has stalled, or with the session.
 """
 
 from collections import Counter, OrderedDict
@@ -76,25 +76,26 @@ class Marks:
         self._enter(mark, now)
 
     def advance(
-        self, session: int, nodes: Sequence[int], contents: bytes, extras: Mapping[int, bytes], now: float
+        self, session: int, nodes: Sequence[int], first: int, contents: bytes, extras: Mapping[int, bytes], now: float
     ) -> None:
-        """A session has committed contents in a row: the one of index i is behind nodes[i], and is nodes[i + 1]."""
+        """A session holds more of a chain: its block `first` + i is behind nodes[i], and is nodes[i + 1]."""
         by_node = self.by_session.get(session)
         if not by_node:
             return
-        for first, node in [(index, node) for index, node in enumerate(nodes[:-1]) if node in by_node]:
+        end = first + len(nodes) - 1
+        for block, node in [(block, node) for block, node in enumerate(nodes[:-1], first) if node in by_node]:
             if node not in by_node:
                 continue
             size = self._writers.content_bytes(next(iter(by_node[node])).namespace)
-            content = contents[first * size : (first + 1) * size] + extras.get(first, b"")
+            content = contents[block * size : (block + 1) * size] + extras.get(block, b"")
             to_move = self._own(session, node, content)
             if not to_move:
                 continue
-            rest = contents[first * size :]
-            behind = {index - first: extra for index, extra in extras.items() if index >= first}
+            rest = contents[block * size : end * size]
+            behind = {place - block: extra for place, extra in extras.items() if place >= block}
             for mark in to_move:
                 count = common_block_count(rest, behind, mark.tail, extras_to_come(mark), size)
-                self._move(mark, nodes[first + count], count, now)
+                self._move(mark, nodes[block - first + count], count, now)
 
     def abandon(
         self, session: int, nodes: Sequence[int], first: int, contents: bytes, extras: Mapping[int, bytes]

@@ -1,10 +1,7 @@
 """What a client tells the next process of its service: how things stand then, and of nothing that is over."""
 
-import asyncio
 from array import array
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -13,8 +10,6 @@ from fake_service import FakeService
 from integration.client_kinds import Connect
 from integration.client_worker import BLOCK_TOKENS, LAYOUT
 from kvharbor.client import CommitResult, ExtraKey, Namespace, Pool, holdings
-from kvharbor.client.aio.link import Link as AsyncLink
-from kvharbor.client.link import Link
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
 from moments import once
@@ -46,53 +41,6 @@ def test_commits_and_releases_go_on_while_the_service_is_away(open_harbor: Conne
     assert kept.commit(23) == CommitResult(16)
     kept.release()
     assert service.sequences == {}
-
-
-@pytest.fixture
-def slow_to_fail(monkeypatch: pytest.MonkeyPatch, service: FakeService) -> list[cache.ResumeRequest]:
-    """Calls that fail do so once the next process has been told how things stand; returns what it was told."""
-    told: list[cache.ResumeRequest] = []
-    send, send_async = Link._send, AsyncLink._send
-
-    def wait() -> None:
-        told.append(service.wait_until_resumed())
-
-    def _send(link: Link, *arguments: Any) -> Any:
-        try:
-            return send(link, *arguments)
-        except grpc.RpcError:
-            wait()
-            raise
-
-    async def _send_async(link: AsyncLink, *arguments: Any) -> Any:
-        try:
-            return await send_async(link, *arguments)
-        except grpc.RpcError:
-            await asyncio.to_thread(wait)
-            raise
-
-    monkeypatch.setattr(Link, "_send", _send)
-    monkeypatch.setattr(AsyncLink, "_send", _send_async)
-    return told
-
-
-def test_what_is_under_way_when_the_next_process_asks_is_taken_in_here(
-    open_harbor: Connect, service: FakeService, slow_to_fail: list[cache.ResumeRequest]
-) -> None:
-    """C11: a commit may have taken effect, and a release, and its answer never comes: neither is sent again."""
-    pool = open_harbor(service.target).open_pool("p", LAYOUT)
-    kept, gone = pool.allocate(range(20), reserve_tokens=30), pool.allocate(range(40))
-    once(service.after, "Commit", service.restart)
-    assert kept.commit(22, [100, 101]).pending
-    assert (kept.computed_tokens, kept.token_count) == (22, 22)
-    once(service.after, "Release", service.restart)
-    gone.release()
-    first, second = slow_to_fail
-    token_counts = {held.sequence.sequence_id: held.sequence.token_count for held in first.sequences}
-    assert token_counts == {kept.id: 22, gone.id: 40}
-    assert [held.sequence.sequence_id for held in second.sequences] == [kept.id]
-    assert (len(service.calls["Commit"]), len(service.calls["Release"])) == (1, 1)
-    kept.release()
 
 
 def test_a_commit_before_a_release_is_told_too(open_harbor: Connect, service: FakeService) -> None:

@@ -18,7 +18,6 @@ from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, 
 from kvharbor.client.options import Options
 from kvharbor.client.recording import Recording
 from kvharbor.client.returning import Returning
-from kvharbor.client.sent import Sent
 from kvharbor.client.side import Session, SideSocket
 from kvharbor.client.standing import Standing, State
 from kvharbor.client.stream import Stream
@@ -46,7 +45,6 @@ class Link:
         self.side: SideSocket | None = None
         self.pools: dict[str, Pool] = {}
         self.standing = Standing(address.target)
-        self.sent: set[Sent[Any]] = set()
         self.closed = False
         self._changed = threading.Condition()
         _links.add(self)
@@ -70,19 +68,10 @@ class Link:
     ) -> T:
         """Sends a call and returns what `take` makes of its reply, or raises the HarborError that it failed with.
 
-        While the service is away the call waits for it, unless `here` can do without, also where its process ends
-        under the call. Both are called under `guard`. A call that is out of time is undone, as far as the service can
-        be reached: its reply may be lost, but what it took must not be.
+        While the service is away the call waits for it, unless `here` can do without. Both are called under
+        `guard`. A call that is out of time is undone, as far as the service can be reached: its reply may be lost,
+        but what it took must not be.
         """
-        if here is None:
-            return self._run(call, timeout_s, take, None)
-        sent = Sent(here)
-        try:
-            return self._run(call, timeout_s, take, sent)
-        finally:
-            self.sent.discard(sent)
-
-    def _run(self, call: Call[Reply], timeout_s: float | None, take: Callable[[Reply], T], sent: Sent[T] | None) -> T:
         self.require_open()
         channel.require_leader(self.options)
         timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
@@ -91,19 +80,13 @@ class Link:
         epochs = self.standing.epochs
         while True:
             with self._changed:
-                self.wait_until_settled(epochs, until_s, even_away=sent is not None)
-                if sent is not None:
-                    if self.standing.state is State.AWAY:
-                        sent.take_here()
-                    if sent.is_taken:
-                        return sent.outcome
-                    self.sent.add(sent)
+                self.wait_until_settled(epochs, until_s, even_away=here is not None)
+                if here is not None and self.standing.state is State.AWAY:
+                    return here()
                 life, metadata = self.standing.life, channel.session_metadata(self.session)
             try:
                 reply = self._send(call, until_s - time.monotonic(), metadata)
             except grpc.RpcError as failure:
-                if sent is not None and sent.is_taken:
-                    return sent.outcome
                 error = self.error(failure, timeout_s)
                 if isinstance(error, DeadlineExceeded):
                     self._undo(call)

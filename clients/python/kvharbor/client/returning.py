@@ -33,7 +33,6 @@ from kvharbor.client.errors import (
 from kvharbor.client.holdings import HeldPool, Telling
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.options import Options
-from kvharbor.client.sent import Sent
 from kvharbor.client.side import Session, SideSocket
 from kvharbor.client.standing import Standing
 from kvharbor.v1 import side_pb2
@@ -54,7 +53,6 @@ class Host(Protocol):
     standing: Standing
     side: SideSocket | None
     session: Session | None
-    sent: set[Sent[Any]]
 
     @property
     def stream(self) -> Conversation:
@@ -183,8 +181,6 @@ class Returning:
             link.standing.begin_return()
             if not session.token:
                 return [], []
-            for sent in [*link.sent]:
-                sent.take_here()
             link.stream.replaced()
             return holdings.tellings(link.pools, session.opened_pool_ids), holdings.releases(link.pools)
 

@@ -20,7 +20,6 @@ from kvharbor.client.errors import DeadlineExceeded, HarborClosed, HarborError, 
 from kvharbor.client.options import Options
 from kvharbor.client.results import Progress, WatchEvent
 from kvharbor.client.returning import Returning
-from kvharbor.client.sent import Sent
 from kvharbor.client.side import Session, SideSocket
 from kvharbor.client.standing import Standing, State
 from kvharbor.v1 import cache_service_pb2 as cache
@@ -46,7 +45,6 @@ class Link:
         self.side = side
         self.pools: dict[str, Pool] = {}
         self.standing = Standing(address.target)
-        self.sent: set[Sent[Any]] = set()
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -91,21 +89,10 @@ class Link:
     ) -> T:
         """Sends a call and returns what `take` makes of its reply, or raises the HarborError that it failed with.
 
-        While the service is away the call waits for it, unless `here` can do without, also where its process ends
-        under the call. A call that is cancelled or out of time is undone, as far as the service can be reached: its
-        reply may be lost, but what it took must not be.
+        While the service is away the call waits for it, unless `here` can do without. A call that is cancelled or
+        out of time is undone, as far as the service can be reached: its reply may be lost, but what it took must
+        not be.
         """
-        if here is None:
-            return await self._run(call, timeout_s, take, None)
-        sent = Sent(here)
-        try:
-            return await self._run(call, timeout_s, take, sent)
-        finally:
-            self.sent.discard(sent)
-
-    async def _run(
-        self, call: Call[Reply], timeout_s: float | None, take: Callable[[Reply], T], sent: Sent[T] | None
-    ) -> T:
         self.require_open()
         channel.require_leader(self.options)
         timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
@@ -113,19 +100,13 @@ class Link:
         tries = channel.Tries(call, has_side=self.side is not None)
         epochs = self.standing.epochs
         while True:
-            await self._wait_until_settled(epochs, until_s, even_away=sent is not None)
-            if sent is not None:
-                if self.standing.state is State.AWAY:
-                    sent.take_here()
-                if sent.is_taken:
-                    return sent.outcome
-                self.sent.add(sent)
+            await self._wait_until_settled(epochs, until_s, even_away=here is not None)
+            if here is not None and self.standing.state is State.AWAY:
+                return here()
             life = self.standing.life
             try:
                 reply = await self._send(call, until_s - time.monotonic())
             except grpc.RpcError as failure:
-                if sent is not None and sent.is_taken:
-                    return sent.outcome
                 error = self.error(failure, timeout_s)
                 if isinstance(error, DeadlineExceeded):
                     self._undo_later(call)

@@ -10,6 +10,7 @@ from kvharbor.gpumem import HostArena, InsufficientMemory, LeftMemory, left_memo
 SIZE_BYTES = 1 << 16
 
 
+@pytest.mark.alone  # what others map counts too
 def test_memory_is_left_when_its_owner_is_gone_and_a_mapping_is_not() -> None:
     """An owner's descriptor makes it owned; the last mapping's end makes it free."""
     before = left_memory().held_bytes

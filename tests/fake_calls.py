@@ -24,6 +24,7 @@ class FakeSequences:
         self.refuse_resume: dict[str, types_pb2.ItemStatus] = {}
         self.resumes: queue.Queue[cache.ResumeRequest] = queue.Queue()
         self.resumed = True
+        self._committed: dict[str, int] = {}
         self._numbers = iter(range(1, 10_000))
         self._next_block = 1
 
@@ -85,7 +86,13 @@ class FakeSequences:
         elif sequence.token_count != item.known_token_count + new_count:
             return cache.CommitResult(status=refused_item("CURSOR_OUT_OF_RANGE", 11))
         sequence.computed_tokens = item.computed_tokens
-        return cache.CommitResult(committed_tokens=self._whole(item.computed_tokens))
+        return cache.CommitResult(committed_tokens=self._publish(sequence))
+
+    def _publish(self, sequence: types_pb2.Sequence) -> int:
+        """Keeps, whatever becomes of the process, how much of a sequence is committed, as the ledger does."""
+        committed = self._whole(sequence.computed_tokens)
+        self._committed[sequence.sequence_id] = committed
+        return committed
 
     def _whole(self, token_count: int) -> int:
         return token_count // self.layout.block_tokens * self.layout.block_tokens
@@ -119,12 +126,13 @@ class FakeSequences:
         results = []
         for held in request.sequences:
             refused = self.refuse_resume.get(held.sequence.sequence_id)
+            if refused is None and held.sequence.computed_tokens < self._committed.get(held.sequence.sequence_id, 0):
+                refused = refused_item("INVALID_FIELD", 3)  # [L12]
             if refused is not None:
                 results.append(cache.ResumeResult(status=refused))
                 continue
             self.known[held.sequence.sequence_id] = held.sequence
-            committed = self._whole(held.sequence.computed_tokens)
-            results.append(cache.ResumeResult(sequence=held.sequence, committed_tokens=committed))
+            results.append(cache.ResumeResult(sequence=held.sequence, committed_tokens=self._publish(held.sequence)))
         if request.complete:
             self.resumed = True
             self.resumes.put(request)

@@ -1,15 +1,19 @@
 """The C++ client while its service is away, and with the next process."""
 
+import contextlib
 import os
 import signal
+from array import array
 from pathlib import Path
 
 import pytest
 
 from cpp_worker import CppError, CppWorker
-from integration.client_worker import LAYOUT, read
+from fake_service import DEADLINE_S, FakeService
+from integration.client_worker import LAYOUT, pool_size, read
 from integration.cpp_sessions import StartWorker
 from kvharbor.client import connect
+from moments import once
 from service_process import ServiceProcess
 from waiting import until
 
@@ -92,6 +96,28 @@ def test_a_commit_without_an_answer_is_repeated_and_counts_once(
     assert worker.commit("a", 20, *range(10, 20)) == 16
     assert worker.show("a")["token_count"] == 20
     assert worker.lookup(*range(20)) == 16
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+@pytest.mark.parametrize("method", ["Commit", "Handoff"])
+def test_a_commit_under_way_is_told_as_taken(tmp_path: Path, method: str, hook: str) -> None:
+    """[L12] It may have taken effect, and the next process takes up nothing less; it is sent again, with one effect."""
+    computed, count = (33, 34) if method == "Commit" else (20, 20)
+    with contextlib.closing(FakeService(tmp_path, LAYOUT, 16)) as service:
+        with CppWorker.connected(service.path, timeout_s=DEADLINE_S) as worker:
+            worker.open("p", LAYOUT.model, 1, pool_size(16))
+            worker.allocate("a", 16, 0, *range(20))
+            once(getattr(service, hook), method, service.restart)
+            if method == "Commit":
+                assert worker.commit("a", computed, *range(20, count)) == 32
+                shown = worker.show("a")
+                assert (shown["computed_tokens"], shown["token_count"]) == (computed, count)
+            else:
+                assert worker.handoff("a", computed)
+        (held,) = service.wait_until_resumed().sequences
+        assert (held.sequence.computed_tokens, held.sequence.token_count) == (computed, count)
+        assert held.tail_token_ids == array("I", range(count)).tobytes()
+        assert len(service.calls[method]) == 2
 
 
 def test_who_cannot_be_reached_is_named(tmp_path: Path) -> None:

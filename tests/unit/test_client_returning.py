@@ -1,18 +1,31 @@
 """What a client tells the next process of its service: how things stand then, and of nothing that is over."""
 
+import threading
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fake_process import peek
-from fake_service import FakeService
+from fake_service import DEADLINE_S, FakeService
 from integration.client_kinds import Connect
 from integration.client_worker import BLOCK_TOKENS, LAYOUT
-from kvharbor.client import CommitResult, ExtraKey, Namespace, Pool, holdings
+from kvharbor.client import (
+    CommitResult,
+    DeadlineExceeded,
+    ExtraKey,
+    Namespace,
+    Pool,
+    SequenceInDoubt,
+    ServiceAway,
+    Unavailable,
+    connect,
+    holdings,
+)
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
-from moments import once
+from moments import once, wait_for
 from waiting import until
 
 
@@ -41,6 +54,85 @@ def test_commits_and_releases_go_on_while_the_service_is_away(open_harbor: Conne
     assert kept.commit(23) == CommitResult(16)
     kept.release()
     assert service.sequences == {}
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_a_commit_under_way_is_told_as_taken(open_harbor: Connect, service: FakeService, hook: str) -> None:
+    """C11: it may have taken effect, and less than the ledger has is not taken up. It is sent again."""
+    pool = open_harbor(service.target).open_pool("p", LAYOUT)
+    held = pool.allocate(range(20), reserve_tokens=30)
+    told: list[cache.ResumeRequest] = []
+
+    def end_and_come_back() -> None:
+        service.blink()
+        told.append(service.wait_until_resumed())
+
+    once(getattr(service, hook), "Commit", end_and_come_back)
+    assert held.commit(33, range(20, 35)) == CommitResult(32)
+    first, second = service.calls["Commit"]
+    assert first == second
+    (sequence,) = told[0].sequences
+    assert (sequence.sequence.computed_tokens, sequence.sequence.token_count) == (33, 35)
+    assert (sequence.committed_tokens, sequence.tail_token_ids) == (0, ids(*range(35)))
+    assert (held.computed_tokens, held.token_count, service.sequences[held.id].token_count) == (33, 35, 35)
+    service.restart()
+    until(lambda: answered(pool))
+    (sequence,) = service.wait_until_resumed().sequences
+    assert (sequence.committed_tokens, sequence.tail_token_ids) == (32, ids(32, 33, 34))
+    held.release()
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_a_commit_without_an_answer_is_told_as_taken(open_harbor: Connect, service: FakeService, hook: str) -> None:
+    """C5, C11: here it has moved nothing; the next one carries it, whichever process has taken it."""
+    pool = open_harbor(service.target, timeout_s=0.5).open_pool("p", LAYOUT)
+    held = pool.allocate(range(20), reserve_tokens=30)
+    failed = threading.Event()
+    once(getattr(service, hook), "Commit", wait_for(failed))
+    with pytest.raises(DeadlineExceeded):
+        held.commit(33, range(20, 35))
+    service.restart()
+    failed.set()
+    until(lambda: answered(pool))
+    (sequence,) = service.wait_until_resumed().sequences
+    assert (sequence.sequence.computed_tokens, sequence.sequence.token_count) == (33, 35)
+    assert (held.computed_tokens, held.token_count) == (0, 20)
+    with pytest.raises(SequenceInDoubt):
+        held.fork(1)
+    assert held.commit(36, range(20, 37)) == CommitResult(32)
+    assert (held.computed_tokens, held.token_count, service.sequences[held.id].token_count) == (36, 37, 37)
+    held.release()
+
+
+def test_a_commit_that_was_never_sent_leaves_no_doubt(service: FakeService) -> None:
+    """C5: while the next process is told how things stand, a commit may wait in vain."""
+    telling, given_up = threading.Event(), threading.Event()
+
+    def tell_late() -> None:
+        telling.set()
+        wait_for(given_up)()
+
+    with connect(service.target, away_wait_s=0.1) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+        held = pool.allocate(range(20))
+        once(service.before, "Resume", tell_late)
+        service.restart()
+        assert telling.wait(DEADLINE_S)
+        with pytest.raises(ServiceAway):
+            held.commit(16)
+        given_up.set()
+        until(lambda: answered(pool))
+        (child,) = held.fork(1)
+        child.release()
+        held.release()
+
+
+def answered(pool: Any) -> bool:
+    try:
+        pool.stats()
+    except Unavailable:
+        return False
+    return True
 
 
 def test_a_commit_before_a_release_is_told_too(open_harbor: Connect, service: FakeService) -> None:

@@ -59,6 +59,12 @@ def commit(sequence: SequenceState, result: cache.CommitResult, *fields: Any) ->
     return batch.outcomes(cache.CommitResponse(results=[result]))[0]
 
 
+def fail(batch: CommitBatch, failure: BaseException) -> None:
+    with batch.answered():
+        batch.sending()
+        raise failure
+
+
 def test_tables_are_the_arrays_that_kernels_take() -> None:
     """int32 ids and uint64 generations, the largest generation included."""
     sequence = state()
@@ -173,8 +179,8 @@ def test_a_commit_without_an_answer_is_to_be_carried_by_the_next(failure: BaseEx
     """C5: cursors have not moved; a commit that carries more is sent in two, and one that contradicts it is refused."""
     sequence = state()
     batch = CommitBatch.of(CALLS, [Commit(sequence, 40, [5, 6])])
-    with pytest.raises(type(failure)), batch.answered():
-        raise failure
+    with pytest.raises(type(failure)):
+        fail(batch, failure)
     assert (sequence.computed_tokens, sequence.token_count) == (16, 40)
     with pytest.raises(SequenceInDoubt):
         sequence.require_usable()
@@ -196,8 +202,8 @@ def test_extra_keys_of_an_unanswered_commit_are_carried_too() -> None:
     sequence = state()
     keys = [ExtraKey(40, b"a"), ExtraKey(41, b"b")]
     batch = CommitBatch.of(CALLS, [Commit(sequence, 16, [5], keys[:1])])
-    with pytest.raises(DeadlineExceeded), batch.answered():
-        raise DeadlineExceeded("no answer")
+    with pytest.raises(DeadlineExceeded):
+        fail(batch, DeadlineExceeded("no answer"))
     with pytest.raises(SequenceInDoubt):
         Repeats(CALLS, [Commit(sequence, 16, [5, 6], keys[1:])])
     repeats = Repeats(CALLS, [Commit(sequence, 16, [5, 6], keys)])
@@ -207,11 +213,41 @@ def test_extra_keys_of_an_unanswered_commit_are_carried_too() -> None:
     assert [key.value for key in sequence.tail.extra_keys] == [b"a"]
 
 
+@pytest.mark.parametrize(("computed_tokens", "new_tokens"), [(15, ()), (41, ()), (42, range(9))])
+def test_a_commit_that_would_be_refused_is_not_told(computed_tokens: int, new_tokens: tuple[int, ...]) -> None:
+    """C11: told as taken it would cost the whole sequence."""
+    sequence = state()
+    before = sequence.held()
+    CommitBatch.of(CALLS, [Commit(sequence, computed_tokens, new_tokens)]).sending()
+    assert sequence.held() == before
+    CommitBatch.of(CALLS, [Commit(sequence, 42, [5, 6], [ExtraKey(40, b"a")])]).sending()
+    held = sequence.held()
+    assert (held.sequence.computed_tokens, held.sequence.token_count) == (42, 42)
+    assert held.tail_token_ids == before.tail_token_ids + array("I", [5, 6]).tobytes()
+    assert [key.value for key in held.extra_keys] == [b"a"]
+
+
+def test_a_repeated_commit_reports_no_switch_for_another() -> None:
+    """What it reports was told to the next process already; what was switched since then is still to be reported."""
+    sequence = state()
+    shadows = [cache.Shadow(position=position, block_id=10 + position, generation=9) for position in (0, 1)]
+    commit(sequence, cache.CommitResult(committed_tokens=32, shadows=shadows[:1]), 40)
+    sequence.switch_shadows()
+    batch = CommitBatch.of(CALLS, [Commit(sequence, 41, [5])])
+    batch.sending()
+    sequence.held()
+    sequence.resumed(cache.ResumeResult(committed_tokens=32, shadows=shadows[1:]))
+    assert sequence.switch_shadows() == (1,)
+    batch.outcomes(cache.CommitResponse(results=[cache.CommitResult(committed_tokens=32)]))
+    assert list(sequence.commit_item(41, ()).switched_positions) == [1]
+
+
 def test_a_refusal_leaves_no_doubt() -> None:
     """The service has said that nothing was changed."""
     sequence = state()
-    with pytest.raises(PoolExhausted), CommitBatch.of(CALLS, [Commit(sequence, 40)]).answered():
-        raise PoolExhausted("full")
+    batch = CommitBatch.of(CALLS, [Commit(sequence, 40)])
+    with pytest.raises(PoolExhausted):
+        fail(batch, PoolExhausted("full"))
     sequence.require_usable()
 
 

@@ -65,6 +65,11 @@ void Link::run(const Call& call) {
   Milliseconds pause = kFirstPause;
   while (true) {
     const Present now = present(until);
+    if (call.sending) {
+      const auto lock = guard();
+      if (now.life != life_) continue;
+      call.sending();
+    }
     grpc::ClientContext context;
     now.wire->prepare(context, until);
     const grpc::Status status = call.send(*now.wire, context);

@@ -36,6 +36,8 @@ struct Call {
   Milliseconds timeout;
   Repeat repeat = Repeat::kAlways;
   std::function<grpc::Status(const Wire&, grpc::ClientContext&)> undo = nullptr;
+  // Called before it is sent, each time, under the guard: from then on another process may have to be told of it.
+  std::function<void()> sending = nullptr;
 };
 
 // Runs calls. Threads may share it. Made by one process, it refuses in forked children.

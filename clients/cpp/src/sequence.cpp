@@ -31,7 +31,14 @@ void run(const SequenceState& state, const detail::Call& call) {
   }
 }
 
-// Sends a commit. One whose answer is lost is kept for the next one.
+// Whether what a call has sent is refused as a whole. Of what is refused for now an earlier process may have been sent
+// it too.
+bool refuses(const HarborError& failure) {
+  return !failure.outcome_unknown() && dynamic_cast<const Unavailable*>(&failure) == nullptr &&
+         dynamic_cast<const ResumeRequired*>(&failure) == nullptr;
+}
+
+// Sends a commit. One that has no answer is kept for the next one.
 CommitResult send_commit(SequenceState& state, const v1::CommitItem& item) {
   v1::CommitRequest request;
   v1::CommitResponse reply;
@@ -39,12 +46,15 @@ CommitResult send_commit(SequenceState& state, const v1::CommitItem& item) {
   *request.add_items() = item;
   std::exception_ptr refusal;
   const auto take = [&] { refusal = state.committed(item, reply.results(0)); };
+  detail::Call call = detail::cache_call(*state.pool->link, &v1::CacheService::Stub::Commit, request, reply, take);
+  const std::optional<v1::CommitItem> before = state.unanswered;
+  call.sending = [&] { state.unanswered = item; };
   try {
-    run(state, detail::cache_call(*state.pool->link, &v1::CacheService::Stub::Commit, request, reply, take));
+    run(state, call);
   } catch (const HarborError& failure) {
-    if (failure.outcome_unknown()) {
+    if (refuses(failure)) {
       const auto lock = guard(state);
-      state.unanswered = item;
+      state.unanswered = before;
     }
     throw;
   }
@@ -65,7 +75,8 @@ std::string settled(SequenceState& state, std::int64_t computed, const std::stri
     const auto lock = guard(state);
     state.require_held();
     earlier = state.unanswered;
-    if (!earlier) return new_token_ids;
+    // A hand-off is repeated as a whole.
+    if (!earlier || state.leaving) return new_token_ids;
     if (state.commit_item(computed, new_token_ids).SerializeAsString() == earlier->SerializeAsString()) {
       return new_token_ids;
     }
@@ -212,13 +223,15 @@ std::string Sequence::handoff(std::int64_t computed_tokens, Tokens new_tokens) {
     *request.mutable_commit() = state_->commit_item(computed_tokens, rest);
   }
   const auto take = [this] { state_->ended = true; };
+  detail::Call call = detail::cache_call(*state_->pool->link, &v1::CacheService::Stub::Handoff, request, reply, take);
+  const std::optional<v1::CommitItem> before = state_->unanswered;
+  call.sending = [&] { state_->unanswered = request.commit(); };
   try {
-    run(*state_, detail::cache_call(*state_->pool->link, &v1::CacheService::Stub::Handoff, request, reply, take));
+    run(*state_, call);
   } catch (const HarborError& failure) {
-    if (failure.outcome_unknown()) {
-      const auto lock = guard(*state_);
-      state_->leaving = true;
-    }
+    const auto lock = guard(*state_);
+    if (failure.outcome_unknown()) state_->leaving = true;
+    if (refuses(failure)) state_->unanswered = before;
     throw;
   }
   return reply.handoff_token();

@@ -139,7 +139,23 @@ v1::HeldSequence SequenceState::held() {
   message.set_committed_tokens(tail.committed_tokens);
   message.set_tail_token_ids(tail.token_ids);
   message.mutable_extra_keys()->Add(tail.extra_keys.begin(), tail.extra_keys.end());
+  if (unanswered && could_take_effect(*unanswered)) {
+    // It may have taken effect, and the service takes up no sequence that has less than its ledger.
+    sequence.set_computed_tokens(unanswered->computed_tokens());
+    sequence.set_token_count(token_count_with(*unanswered));
+    message.mutable_tail_token_ids()->append(unanswered->new_token_ids());
+  }
   return message;
+}
+
+std::int64_t SequenceState::token_count_with(const v1::CommitItem& item) const {
+  return token_count + static_cast<std::int64_t>(item.new_token_ids().size() / kTokenBytes);
+}
+
+bool SequenceState::could_take_effect(const v1::CommitItem& item) const {
+  const std::int64_t token_count_then = token_count_with(item);
+  return item.computed_tokens() >= computed_tokens && item.computed_tokens() <= token_count_then &&
+         token_count_then <= capacity_tokens;
 }
 
 std::exception_ptr SequenceState::extended(const v1::ExtendResult& result) {
@@ -154,13 +170,13 @@ std::exception_ptr SequenceState::committed(const v1::CommitItem& item, const v1
   unanswered.reset();
   if (ended_by_ != nullptr) return ended_by_;
   if (result.status().code() != 0) return error_of(result.status());
+  token_count = token_count_with(item);
   computed_tokens = item.computed_tokens();
-  token_count += static_cast<std::int64_t>(item.new_token_ids().size() / kTokenBytes);
   tail.token_ids += item.new_token_ids();
-  // Cleared, with what was switched, if another process has been told of the sequence meanwhile.
-  switched.erase(switched.begin(),
-                 switched.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(switched.size()),
-                                                             item.switched_positions_size()));
+  const std::unordered_set<int> reported(item.switched_positions().begin(), item.switched_positions().end());
+  switched.erase(std::remove_if(switched.begin(), switched.end(),
+                                [&](int position) { return reported.count(position) != 0; }),
+                 switched.end());
   tail.publish(result.committed_tokens());
   for (const v1::Shadow& shadow : result.shadows()) {
     shadows[shadow.position()] = {shadow.position(), shadow.block_id(), shadow.generation()};
@@ -171,9 +187,8 @@ std::exception_ptr SequenceState::committed(const v1::CommitItem& item, const v1
 void SequenceState::resumed(const v1::ResumeResult& result) {
   if (ended) return;
   if (result.status().code() != 0) return lose(error_of(result.status()));
-  // The service's new process has it as it was told, whatever the one before had answered or not.
-  unanswered.reset();
-  tail.publish(result.committed_tokens());
+  // Of an unanswered commit its answer says what is published.
+  if (!unanswered) tail.publish(result.committed_tokens());
   const std::unordered_set<int> exchanged(switched.begin(), switched.end());
   shadows.clear();
   for (const v1::Shadow& shadow : result.shadows()) {

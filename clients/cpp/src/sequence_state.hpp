@@ -80,13 +80,17 @@ struct SequenceState {
   Tail tail;
   std::map<int, Shadow> shadows;
   std::vector<int> switched;
-  // A commit that ended without an answer: the next one has to carry it.
+  // A commit that was sent and has no answer: the next one has to carry it, and another process of the service is told
+  // of it as if it had taken effect.
   std::optional<v1::CommitItem> unanswered;
   // A hand-off ended without an answer.
   bool leaving = false;
   bool ended = false;
 
  private:
+  std::int64_t token_count_with(const v1::CommitItem& item) const;
+  // Whether the service would not refuse it.
+  bool could_take_effect(const v1::CommitItem& item) const;
   void append(const v1::BlockTable& table);
 
   std::exception_ptr ended_by_;

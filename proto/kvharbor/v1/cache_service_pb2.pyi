@@ -963,7 +963,9 @@ Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
 
 @typing.final
 class HeldSequence(google.protobuf.message.Message):
-    """One sequence as its owner has it."""
+    """One sequence as its owner has it, with what a commit or hand-off that has no
+    answer would make of it: it may have taken effect.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from kvharbor.client.calls import Call, PoolCalls
-from kvharbor.client.errors import HarborError, InvalidField, SequenceInDoubt
+from kvharbor.client.errors import HarborError, InvalidField, ResumeRequired, SequenceInDoubt, Unavailable
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
 from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
@@ -63,15 +63,23 @@ class CommitBatch:
         """Brings the sequences up to date while the service is away."""
         return [sequence.committed_here(item) for sequence, item in self._pairs]
 
-    @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
-        """Remembers the items when the block ends without telling whether they took effect [C5]."""
-        with unanswered(self._remember):
-            yield
-
-    def _remember(self) -> None:
+    def sending(self) -> None:
+        """Takes in that the items are being sent: they are unanswered from here on [C5]."""
         for sequence, item in self._pairs:
             sequence.unanswered = item
+
+    @contextlib.contextmanager
+    def answered(self) -> Iterator[None]:
+        """Takes that back when the block, which sends the items, ends with a refusal of them all."""
+        before = [sequence.unanswered for sequence, _ in self._pairs]
+        try:
+            yield
+        except HarborError as failure:
+            # Of what is refused for now an earlier process may have been sent it too.
+            if not failure.outcome_unknown and not isinstance(failure, Unavailable | ResumeRequired):
+                for (sequence, _), earlier in zip(self._pairs, before, strict=True):
+                    sequence.unanswered = earlier
+            raise
 
 
 class Repeats:
@@ -125,7 +133,7 @@ def _distinct(sequences: list[SequenceState]) -> list[SequenceState]:
 def _repeated(commit: Commit[StateT]) -> cache.CommitItem | None:
     """Returns the unanswered commit that has to be repeated on its own before `commit`."""
     earlier = commit.sequence.unanswered
-    if earlier is None:
+    if earlier is None or commit.sequence.leaving:  # a hand-off is repeated as a whole
         return None
     item = commit.sequence.commit_item(*commit[1:])
     if item == earlier:

@@ -65,12 +65,13 @@ class Link:
         *,
         take: Callable[[Reply], T] = answers.as_it_is,
         here: Callable[[], T] | None = None,
+        sending: Callable[[], None] | None = None,
     ) -> T:
         """Sends a call and returns what `take` makes of its reply, or raises the HarborError that it failed with.
 
-        While the service is away the call waits for it, unless `here` can do without. Both are called under
-        `guard`. A call that is out of time is undone, as far as the service can be reached: its reply may be lost,
-        but what it took must not be.
+        While the service is away the call waits for it, unless `here` can do without. `sending` is called before it
+        is sent, each time, all three under `guard`. A call that is out of time is undone, as far as the service can
+        be reached: its reply may be lost, but what it took must not be.
         """
         self.require_open()
         channel.require_leader(self.options)
@@ -83,6 +84,8 @@ class Link:
                 self.wait_until_settled(epochs, until_s, even_away=here is not None)
                 if here is not None and self.standing.state is State.AWAY:
                     return here()
+                if sending is not None:
+                    sending()
                 life, metadata = self.standing.life, channel.session_metadata(self.session)
             try:
                 reply = self._send(call, until_s - time.monotonic(), metadata)

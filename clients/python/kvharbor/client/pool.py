@@ -236,7 +236,7 @@ class Pool(PoolHandle):
 
     def _commit(self, batch: CommitBatch) -> list[CommitResult | HarborError]:
         with batch.answered():
-            return self.link.run(batch.call, take=batch.outcomes, here=batch.here)
+            return self.link.run(batch.call, take=batch.outcomes, here=batch.here, sending=batch.sending)
 
     def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
         """Ends the session's sequences of a request_id or of a group; returns how many that were.

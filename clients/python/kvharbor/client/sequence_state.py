@@ -57,8 +57,9 @@ class SequenceState:
     `miss` tells why its allocate has not reused more; None if all that could be was, or it began otherwise. `pending`
     tells what another session was computing of the prompt then; None: nothing.
 
-    `unanswered` is a commit that ended without an answer: the next one has to carry it [C5]. `untold`: the service is
-    away and has still to learn of a commit. `batch`: a DecodeBatch appends to it, and is ahead of what is here [C20].
+    `unanswered` is a commit that was sent and has no answer: the next one has to carry it [C5], and another process of
+    the service is told of it as if it had taken effect [C11]. `untold`: the service is away and has still to learn of a
+    commit. `batch`: a DecodeBatch appends to it, and is ahead of what is here [C20].
     """
 
     ended = True
@@ -220,6 +221,16 @@ class SequenceState:
     def held(self) -> cache.HeldSequence:
         """Tells another process of the service all about it [C11]; what was switched is in the table already."""
         self._switched.clear()
+        held = self._held()
+        if self.unanswered is not None and self._refusal(self.unanswered) is None:
+            # It may have taken effect, and the service takes up no sequence that has less than the ledger [L12].
+            held.sequence.computed_tokens = self.unanswered.computed_tokens
+            held.sequence.token_count = self._token_count_with(self.unanswered)
+            held.tail_token_ids += self.unanswered.new_token_ids
+            held.extra_keys.extend(self.unanswered.extra_keys)
+        return held
+
+    def _held(self) -> cache.HeldSequence:
         return cache.HeldSequence(
             sequence=types_pb2.Sequence(
                 sequence_id=self.id,
@@ -261,7 +272,8 @@ class SequenceState:
         if result.status.code:
             return refusals.from_item(result.status)
         self._advance(item)
-        self._switched = self._switched[len(item.switched_positions) :]
+        reported = set(item.switched_positions)
+        self._switched = [position for position in self._switched if position not in reported]
         self.tail.publish(result.committed_tokens)
         shadows = tuple(Shadow(shadow.position, shadow.block_id, shadow.generation) for shadow in result.shadows)
         self._shadows.update((shadow.position, shadow) for shadow in shadows)
@@ -272,14 +284,8 @@ class SequenceState:
         self.unanswered = None
         if self._ended_by is not None:
             return copy.copy(self._ended_by)
-        token_count = self.token_count + len(item.new_token_ids) // TOKEN_BYTES
-        if item.computed_tokens < self.computed_tokens:
-            return CommitBackwards(f"computed_tokens is {item.computed_tokens}, sequence {self.id} has more already")
-        if not item.computed_tokens <= token_count <= self.capacity_tokens:
-            return CursorOutOfRange(
-                f"computed_tokens is {item.computed_tokens} of {token_count} tokens, sequence {self.id} has room "
-                f"for {self.capacity_tokens}"
-            )
+        if (refusal := self._refusal(item)) is not None:
+            return refusal
         self._advance(item)
         self.untold = True
         return CommitResult(self.tail.committed_tokens, pending=True)
@@ -291,8 +297,9 @@ class SequenceState:
         if result.status.code:
             self.end_with(self._lost(refusals.from_item(result.status)))
             return
-        self.unanswered, self.untold = None, False
-        self.tail.publish(result.committed_tokens)
+        self.untold = False
+        if self.unanswered is None:  # else its answer says what of it is published
+            self.tail.publish(result.committed_tokens)
         switched = set(self._switched)
         self._shadows = {
             shadow.position: Shadow(shadow.position, shadow.block_id, shadow.generation)
@@ -335,9 +342,24 @@ class SequenceState:
         if self.batch is not None:
             self.batch.note_end(self)
 
+    def _refusal(self, item: cache.CommitItem) -> HarborError | None:
+        """Returns what the service would refuse a commit with that counts from how it is here."""
+        if item.computed_tokens < self.computed_tokens:
+            return CommitBackwards(f"computed_tokens is {item.computed_tokens}, sequence {self.id} has more already")
+        token_count = self._token_count_with(item)
+        if not item.computed_tokens <= token_count <= self.capacity_tokens:
+            return CursorOutOfRange(
+                f"computed_tokens is {item.computed_tokens} of {token_count} tokens, sequence {self.id} has room "
+                f"for {self.capacity_tokens}"
+            )
+        return None
+
+    def _token_count_with(self, item: cache.CommitItem) -> int:
+        return self.token_count + len(item.new_token_ids) // TOKEN_BYTES
+
     def _advance(self, item: cache.CommitItem) -> None:
+        self.token_count = self._token_count_with(item)
         self.computed_tokens = item.computed_tokens
-        self.token_count += len(item.new_token_ids) // TOKEN_BYTES
         self.tail.append(item)
 
     def _lost(self, cause: HarborError) -> SequenceLost:

@@ -86,12 +86,13 @@ class Link:
         *,
         take: Callable[[Reply], T] = answers.as_it_is,
         here: Callable[[], T] | None = None,
+        sending: Callable[[], None] | None = None,
     ) -> T:
         """Sends a call and returns what `take` makes of its reply, or raises the HarborError that it failed with.
 
-        While the service is away the call waits for it, unless `here` can do without. A call that is cancelled or
-        out of time is undone, as far as the service can be reached: its reply may be lost, but what it took must
-        not be.
+        While the service is away the call waits for it, unless `here` can do without. `sending` is called before it
+        is sent, each time. A call that is cancelled or out of time is undone, as far as the service can be reached:
+        its reply may be lost, but what it took must not be.
         """
         self.require_open()
         channel.require_leader(self.options)
@@ -103,6 +104,8 @@ class Link:
             await self._wait_until_settled(epochs, until_s, even_away=here is not None)
             if here is not None and self.standing.state is State.AWAY:
                 return here()
+            if sending is not None:
+                sending()
             life = self.standing.life
             try:
                 reply = await self._send(call, until_s - time.monotonic())

@@ -235,7 +235,7 @@ class Pool(PoolHandle):
 
     async def _commit(self, batch: CommitBatch) -> list[CommitResult | HarborError]:
         with batch.answered():
-            return await self.link.run(batch.call, take=batch.outcomes, here=batch.here)
+            return await self.link.run(batch.call, take=batch.outcomes, here=batch.here, sending=batch.sending)
 
     async def release(self, *, request_id: str | None = None, group: str | None = None) -> int:
         """Ends the session's sequences of a request_id or of a group; returns how many that were.

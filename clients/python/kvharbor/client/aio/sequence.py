@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Self
 
-from kvharbor.client.batches import Commit, only, unanswered
+from kvharbor.client.batches import Commit, CommitBatch, only, unanswered
 from kvharbor.client.errors import EpochEnded, SequenceNotFound, SessionGone
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
@@ -85,9 +85,12 @@ class Sequence(SequenceState):
         await self._pool.wait_for_device(order.before_commit, order.before_release)
         (commit,) = await self._pool.settled([Commit(self, computed_tokens, new_tokens)])
         item = self.commit_item(commit.computed_tokens, commit.new_tokens, leaving=True)
+        batch = CommitBatch(self._pool.calls, [(self, item)])
         try:
-            with unanswered(self.leave):
-                return await self._pool.link.run(self._pool.calls.handoff(item), take=self.handed_off)
+            with batch.answered(), unanswered(self.leave):
+                return await self._pool.link.run(
+                    self._pool.calls.handoff(item), take=self.handed_off, sending=batch.sending
+                )
         except SequenceNotFound:
             # It may have been lost while the call waited; or the process that had given it away has ended, with it.
             self.leave()

@@ -37,6 +37,9 @@ class FakeSequences:
 
     def _allocate(self, request: cache.AllocateRequest) -> cache.AllocateResponse:
         token_count = len(request.token_ids) // 4
+        for known in self.known.values():
+            if request.request_id and known.request_id == request.request_id:
+                return cache.AllocateResponse(sequence=known)
         sequence = self._sequence(token_count, token_count + request.reserve_tokens, request.request_id)
         sequence.group = request.group
         return cache.AllocateResponse(sequence=sequence)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from array import array
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fake_service import DEADLINE_S, FakeService
 from integration.client_worker import LAYOUT, pool_size, read
 from integration.cpp_sessions import StartWorker
 from kvharbor.client import connect
-from moments import once
+from moments import once, wait_for
 from service_process import ServiceProcess
 from waiting import until
 
@@ -118,6 +119,30 @@ def test_a_commit_under_way_is_told_as_taken(tmp_path: Path, method: str, hook: 
         assert (held.sequence.computed_tokens, held.sequence.token_count) == (computed, count)
         assert held.tail_token_ids == array("I", range(count)).tobytes()
         assert len(service.calls[method]) == 2
+
+
+def test_a_repeated_allocate_gives_the_same_sequence(tmp_path: Path) -> None:
+    """C4: it has one state, and one end; a repetition that runs out of time does not end it."""
+    answered = threading.Event()
+    with contextlib.closing(FakeService(tmp_path, LAYOUT, 16)) as service:
+        with CppWorker.connected(service.path, timeout_s=1.0) as worker:
+            worker.open("p", LAYOUT.model, 1, pool_size(16))
+            first, again = (worker.allocate_as(name, "r", *range(20)) for name in ("a", "b"))
+            assert again == first
+            assert worker.commit("a", 20) == 16
+            assert worker.show("b")["computed_tokens"] == 20
+            once(service.before, "Allocate", wait_for(answered))
+            with pytest.raises(CppError) as late:
+                worker.allocate_as("c", "r", *range(20))
+            assert late.value.reason == "DEADLINE_EXCEEDED"
+            answered.set()
+            assert worker.extend("b", 16)["capacity_tokens"] == 48
+            worker.release("b")
+            with pytest.raises(CppError) as over:
+                worker.commit("a", 20)
+            assert over.value.reason == "SEQUENCE_ENDED"
+            assert "Release" in service.calls
+        assert len(service.calls["Release"]) == 1
 
 
 def test_who_cannot_be_reached_is_named(tmp_path: Path) -> None:

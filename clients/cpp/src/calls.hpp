@@ -29,18 +29,6 @@ Call cache_call(const Link& link,
   return call;
 }
 
-// What ends the sequence that a call has made under this request_id.
-inline std::function<grpc::Status(const Wire&, grpc::ClientContext&)> released_by(const std::string& pool_id,
-                                                                                  const std::string& request_id) {
-  return [pool_id, request_id](const Wire& wire, grpc::ClientContext& context) {
-    v1::ReleaseRequest request;
-    v1::ReleaseResponse reply;
-    request.set_pool_id(pool_id);
-    request.add_items()->set_request_id(request_id);
-    return wire.cache->Release(&context, request, &reply);
-  };
-}
-
 // An id that makes a call idempotent and undoable.
 std::string new_request_id();
 

@@ -56,6 +56,24 @@ PoolStats stats_of(const v1::PoolStats& message) {
   return stats;
 }
 
+// What ends the sequence that a call has made under this request_id; not one that is here, which the call has repeated.
+auto released_by(const detail::PoolState& pool, const std::string& request_id) {
+  return [&pool, request_id](const detail::Wire& wire, grpc::ClientContext& context) {
+    v1::ReleaseRequest request;
+    v1::ReleaseResponse reply;
+    {
+      const auto lock = pool.link->guard();
+      for (const SequenceState* each : pool.link->sequences()) {
+        const bool same_pool = each->pool->descriptor.pool_id == pool.descriptor.pool_id;
+        if (same_pool && each->request_id == request_id && !each->ended) return grpc::Status::OK;
+      }
+    }
+    request.set_pool_id(pool.descriptor.pool_id);
+    request.add_items()->set_request_id(request_id);
+    return wire.cache->Release(&context, request, &reply);
+  };
+}
+
 void nothing() {}
 
 }  // namespace
@@ -79,14 +97,13 @@ Memory Pool::attach(int part) const {
 Sequence Pool::allocate(Tokens tokens, const AllocateOptions& options) const {
   const v1::AllocateRequest request = allocate_request(id(), tokens, options);
   v1::AllocateResponse reply;
-  std::unique_ptr<SequenceState> held;
+  std::shared_ptr<SequenceState> held;
   const auto take = [&] {
-    held =
-        std::make_unique<SequenceState>(state_, reply.sequence(), detail::Tail::of_prompt(request, reply.sequence()));
+    held = SequenceState::of(state_, reply.sequence(), detail::Tail::of_prompt(request, reply.sequence()));
   };
   detail::Call call = detail::cache_call(*state_->link, &v1::CacheService::Stub::Allocate, request, reply, take);
   call.timeout += options.wait;
-  call.undo = detail::released_by(id(), request.request_id());
+  call.undo = released_by(*state_, request.request_id());
   state_->link->run(call);
   return Sequence(std::move(held));
 }
@@ -97,12 +114,10 @@ Sequence Pool::adopt(const std::string& handoff_token) const {
   request.set_pool_id(id());
   request.set_handoff_token(handoff_token);
   request.set_request_id(detail::new_request_id());
-  std::unique_ptr<SequenceState> held;
-  const auto take = [&] {
-    held = std::make_unique<SequenceState>(state_, reply.sequence(), detail::Tail::of_adopted(reply));
-  };
+  std::shared_ptr<SequenceState> held;
+  const auto take = [&] { held = SequenceState::of(state_, reply.sequence(), detail::Tail::of_adopted(reply)); };
   detail::Call call = detail::cache_call(*state_->link, &v1::CacheService::Stub::Adopt, request, reply, take);
-  call.undo = detail::released_by(id(), request.request_id());
+  call.undo = released_by(*state_, request.request_id());
   state_->link->run(call);
   return Sequence(std::move(held));
 }

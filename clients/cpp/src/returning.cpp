@@ -141,7 +141,7 @@ std::vector<v1::ResumeRequest> Link::snapshot(const v1::Welcome& welcome) {
   const auto lock = guard();
   ++life_;
   if (welcome.session_token().empty()) return {};
-  // Two objects may stand for one sequence, where an allocate was repeated by its request_id.
+  // One that is being destroyed may have another beside it, where an allocate was repeated by its request_id.
   std::unordered_map<std::string, std::unordered_map<std::string, SequenceState*>> held;
   for (SequenceState* each : sequences_) held[each->pool->descriptor.pool_id][each->id] = each;
   std::vector<v1::ResumeRequest> requests;

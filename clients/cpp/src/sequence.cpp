@@ -94,7 +94,7 @@ std::string settled(SequenceState& state, std::int64_t computed, const std::stri
 
 }  // namespace
 
-Sequence::Sequence(std::unique_ptr<detail::SequenceState> state) : state_(std::move(state)) {}
+Sequence::Sequence(std::shared_ptr<detail::SequenceState> state) : state_(std::move(state)) {}
 Sequence::Sequence(Sequence&&) noexcept = default;
 
 Sequence& Sequence::operator=(Sequence&& other) noexcept {
@@ -194,7 +194,7 @@ std::vector<Sequence> Sequence::fork(int child_count, std::int64_t reserve_token
     // Nothing may throw between: a sequence that goes wants the guard.
     children.reserve(static_cast<std::size_t>(reply.children_size()));
     for (const v1::Sequence& child : reply.children()) {
-      auto state = std::make_unique<SequenceState>(state_->pool, child, state_->tail.of_child(child));
+      auto state = std::make_shared<SequenceState>(state_->pool, child, state_->tail.of_child(child));
       children.push_back(Sequence(std::move(state)));
     }
   };
@@ -225,13 +225,20 @@ std::string Sequence::handoff(std::int64_t computed_tokens, Tokens new_tokens) {
   const auto take = [this] { state_->ended = true; };
   detail::Call call = detail::cache_call(*state_->pool->link, &v1::CacheService::Stub::Handoff, request, reply, take);
   const std::optional<v1::CommitItem> before = state_->unanswered;
-  call.sending = [&] { state_->unanswered = request.commit(); };
+  bool sent = false;
+  call.sending = [&] {
+    state_->unanswered = request.commit();
+    sent = true;
+  };
   try {
     run(*state_, call);
   } catch (const HarborError& failure) {
     const auto lock = guard(*state_);
-    if (failure.outcome_unknown()) state_->leaving = true;
-    if (refuses(failure)) state_->unanswered = before;
+    if (refuses(failure)) {
+      state_->unanswered = before;
+    } else if (sent) {
+      state_->leaving = true;
+    }
     throw;
   }
   return reply.handoff_token();

@@ -57,6 +57,16 @@ void Tail::publish(std::int64_t up_to) {
   committed_tokens = up_to;
 }
 
+std::shared_ptr<SequenceState> SequenceState::of(const std::shared_ptr<PoolState>& opened, const v1::Sequence& message,
+                                                 Tail rest) {
+  for (SequenceState* each : opened->link->sequences()) {
+    if (each->id != message.sequence_id() || each->ended) continue;
+    // None if it is being destroyed.
+    if (std::shared_ptr<SequenceState> known = each->weak_from_this().lock()) return known;
+  }
+  return std::make_shared<SequenceState>(opened, message, std::move(rest));
+}
+
 SequenceState::SequenceState(std::shared_ptr<PoolState> opened, const v1::Sequence& message, Tail rest)
     : pool(std::move(opened)),
       id(message.sequence_id()),
@@ -174,9 +184,9 @@ std::exception_ptr SequenceState::committed(const v1::CommitItem& item, const v1
   computed_tokens = item.computed_tokens();
   tail.token_ids += item.new_token_ids();
   const std::unordered_set<int> reported(item.switched_positions().begin(), item.switched_positions().end());
-  switched.erase(std::remove_if(switched.begin(), switched.end(),
-                                [&](int position) { return reported.count(position) != 0; }),
-                 switched.end());
+  switched.erase(
+      std::remove_if(switched.begin(), switched.end(), [&](int position) { return reported.count(position) != 0; }),
+      switched.end());
   tail.publish(result.committed_tokens());
   for (const v1::Shadow& shadow : result.shadows()) {
     shadows[shadow.position()] = {shadow.position(), shadow.block_id(), shadow.generation()};

@@ -41,7 +41,10 @@ struct Tail {
 };
 
 // Changed under the link's guard by calls that have it; table and cursors only by its owner's thread.
-struct SequenceState {
+struct SequenceState : std::enable_shared_from_this<SequenceState> {
+  // Returns that of a sequence which has one here, where a call is repeated, or a new one; under the link's guard.
+  static std::shared_ptr<SequenceState> of(const std::shared_ptr<PoolState>& opened, const v1::Sequence& message,
+                                           Tail rest);
   // Registers with the link; under its guard.
   SequenceState(std::shared_ptr<PoolState> opened, const v1::Sequence& message, Tail rest);
   ~SequenceState();

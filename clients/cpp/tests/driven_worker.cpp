@@ -111,6 +111,14 @@ class Worker {
     return keep(name, pool_->allocate(rest<std::uint32_t>(words), asked));
   }
 
+  // allocate_as NAME REQUEST_ID TOKENS...
+  std::string allocate_as(std::istream& words) {
+    const auto name = next<std::string>(words);
+    kvharbor::AllocateOptions asked;
+    asked.request_id = next<std::string>(words);
+    return keep(name, pool_->allocate(rest<std::uint32_t>(words), asked));
+  }
+
   // adopt NAME TOKEN
   std::string adopt(std::istream& words) {
     const auto name = next<std::string>(words);
@@ -280,6 +288,7 @@ class Worker {
       {"attach", &Worker::attach},
       {"attach_pool", &Worker::attach_pool},
       {"allocate", &Worker::allocate},
+      {"allocate_as", &Worker::allocate_as},
       {"adopt", &Worker::adopt},
       {"extend", &Worker::extend},
       {"commit", &Worker::commit},

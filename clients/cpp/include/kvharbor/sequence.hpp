@@ -20,10 +20,11 @@ struct SequenceState;
 ///
 ///     cached_tokens <= computed_tokens <= token_count <= capacity_tokens
 ///
-/// Belongs to one thread at a time. One that was moved from may only be destroyed or assigned to. Entry i of its table
-/// holds tokens `[i * block_tokens, (i + 1) * block_tokens)`. The destructor releases as `release` does and swallows
-/// what that would throw: what could not be told to the service is held until the session ends, or until its process is
-/// replaced.
+/// Belongs to one thread at a time. Where an allocate is repeated by its request_id both objects are the same sequence,
+/// and the first that is released or destroyed ends it. One that was moved from may only be destroyed or assigned to.
+/// Entry i of its table holds tokens `[i * block_tokens, (i + 1) * block_tokens)`. The destructor releases as `release`
+/// does and swallows what that would throw: what could not be told to the service is held until the session ends, or
+/// until its process is replaced.
 class Sequence {
  public:
   Sequence(Sequence&&) noexcept;
@@ -91,9 +92,9 @@ class Sequence {
 
  private:
   friend class Pool;
-  explicit Sequence(std::unique_ptr<detail::SequenceState> state);
+  explicit Sequence(std::shared_ptr<detail::SequenceState> state);
 
-  std::unique_ptr<detail::SequenceState> state_;
+  std::shared_ptr<detail::SequenceState> state_;
 };
 
 }  // namespace kvharbor

@@ -121,6 +121,24 @@ def test_a_commit_under_way_is_told_as_taken(tmp_path: Path, method: str, hook: 
         assert len(service.calls[method]) == 2
 
 
+def test_what_was_released_while_the_service_was_away_is_not_told(tmp_path: Path) -> None:
+    """Though an object of it is still there; by that the next process releases it."""
+    with (
+        contextlib.closing(FakeService(tmp_path, LAYOUT, 16)) as service,
+        CppWorker.connected(service.path, timeout_s=DEADLINE_S) as worker,
+    ):
+        worker.open("p", LAYOUT.model, 1, pool_size(16))
+        for name in ("gone", "same"):
+            worker.allocate_as(name, "r", *range(16))
+        kept = worker.allocate("kept", 0, 0, *range(16))
+        worker.commit("gone", 16)
+        service.kill()
+        worker.release("gone")
+        service.begin()
+        assert worker.extend("kept", 16)["capacity_tokens"] == 32
+        assert [held.sequence.sequence_id for held in service.wait_until_resumed().sequences] == [kept["id"]]
+
+
 def test_a_repeated_allocate_gives_the_same_sequence(tmp_path: Path) -> None:
     """C4: it has one state, and one end; a repetition that runs out of time does not end it."""
     answered = threading.Event()

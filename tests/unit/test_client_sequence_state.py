@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client_states import CALLS, block_table, fail, state
 from kvharbor.client import (
     Commit,
     CommitResult,
@@ -22,47 +23,14 @@ from kvharbor.client import (
     sequence_state,
 )
 from kvharbor.client.batches import CommitBatch, ExtendBatch, Repeats
-from kvharbor.client.calls import PoolCalls
 from kvharbor.client.sequence_state import SequenceState
-from kvharbor.client.tail import Tail
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, types_pb2
-
-CALLS = PoolCalls("e.1")
-
-
-def block_table(*blocks: tuple[int, int]) -> types_pb2.BlockTable:
-    return types_pb2.BlockTable(
-        block_ids=array("I", [block for block, _ in blocks]).tobytes(),
-        generations=array("Q", [generation for _, generation in blocks]).tobytes(),
-    )
-
-
-def state(computed_tokens: int = 16, token_count: int = 40) -> SequenceState:
-    """Three blocks of 16: 7, 8 and 3."""
-    message = types_pb2.Sequence(
-        sequence_id="e.1.2.3",
-        table=block_table((7, 70), (8, 80), (3, 2**63)),
-        cached_tokens=16,
-        computed_tokens=computed_tokens,
-        token_count=token_count,
-        capacity_tokens=48,
-        request_id="r",
-        group="g",
-    )
-    tail = Tail(16, bytearray(4 * (token_count - 16)), [], types_pb2.NamespaceKey())
-    return SequenceState(message, 16, tail)
 
 
 def commit(sequence: SequenceState, result: cache.CommitResult, *fields: Any) -> Any:
     batch = CommitBatch.of(CALLS, [Commit(sequence, *fields)])
     return batch.outcomes(cache.CommitResponse(results=[result]))[0]
-
-
-def fail(batch: CommitBatch, failure: BaseException) -> None:
-    with batch.answered():
-        batch.sending()
-        raise failure
 
 
 def test_tables_are_the_arrays_that_kernels_take() -> None:

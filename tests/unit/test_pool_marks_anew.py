@@ -3,7 +3,7 @@
 from array import array
 
 from block_calls import abandon, acquire, backwards, commit, keys, lease, part, publish, release, tokens
-from calls import new_pool, span
+from calls import encode, new_pool, span
 
 from kvharbor.pool import Chain, ExtraKey, Pool
 from kvharbor.pool.steps import finish
@@ -122,3 +122,15 @@ def test_it_moves_over_a_long_chain_slice_by_slice() -> None:
     assert left(pool) == [(1, keys("x", names).keys)]
     release(pool, part(acquire(pool, keys(names)).held, 19))
     assert left(pool) == []
+
+
+def test_a_mark_moves_behind_blocks_with_extra_keys() -> None:
+    """[B6] Keys of blocks before the mark's are not its affair."""
+    pool = new_pool(16)
+    extra = [ExtraKey(0, b"k")]
+    publish(pool, tokens(span(1, 4), extra), 1)
+    acquire(pool, tokens(span(1, 16), extra), computes=True)
+    commit(pool, lease(pool, 2, session=2), tokens(span(1, 8), extra), session=2)
+    acquire(pool, tokens(span(1, 8), extra))
+    pool.check_invariants()
+    assert [bytes(mark.tail) for mark in pool._state.marks.by_age] == [encode(span(9, 16))]

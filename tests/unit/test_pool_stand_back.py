@@ -130,3 +130,24 @@ def test_marks_end_with_the_process_and_who_stood_back_takes_over() -> None:
     process.finish_resume(1, 2, 3)
     assert counts(ask(pool, keys("ab"), 2)) == (0, 2, 0)
     assert counts(ask(pool, keys("ab"), 2, session=1)) == (0, 0, 2)
+
+
+def test_extra_keys_of_the_next_block_tell_whether_it_is_computed() -> None:
+    """Another image is another block."""
+    pool = new_pool(16)
+    chain = tokens(span(1, 8), [ExtraKey(1, b"k")])
+    acquire(pool, chain, 2, computes=True)
+    assert ask(pool, chain, 2).stands_back
+    assert not ask(pool, tokens(span(1, 8)), 2).stands_back
+
+
+def test_who_is_given_a_long_chain_computes_it_from_then_on() -> None:
+    """[W3] Between the slices in which its session takes over what is there, too."""
+    pool = new_pool(16, slice_blocks=1)
+    publish(pool, tokens(span(1, 12)), 3)
+    chain = tokens(span(1, 16))
+    given = pool.acquire(1, chain, 4, computes=True)
+    assert any(pool._state.writers.by_key for _ in given)
+    assert ask(pool, chain, 4).stands_back
+    finish(given)
+    pool.check_invariants()

@@ -143,7 +143,10 @@ std::vector<v1::ResumeRequest> Link::snapshot(const v1::Welcome& welcome) {
   if (welcome.session_token().empty()) return {};
   // One that is being destroyed may have another beside it, where an allocate was repeated by its request_id.
   std::unordered_map<std::string, std::unordered_map<std::string, SequenceState*>> held;
-  for (SequenceState* each : sequences_) held[each->pool->descriptor.pool_id][each->id] = each;
+  for (SequenceState* each : sequences_) {
+    // What has ended is released by not being named.
+    if (!each->ended) held[each->pool->descriptor.pool_id][each->id] = each;
+  }
   std::vector<v1::ResumeRequest> requests;
   for (const std::string& pool_id : welcome.opened_pool_ids()) {
     requests.emplace_back().set_pool_id(pool_id);

@@ -188,9 +188,7 @@ std::exception_ptr SequenceState::committed(const v1::CommitItem& item, const v1
       std::remove_if(switched.begin(), switched.end(), [&](int position) { return reported.count(position) != 0; }),
       switched.end());
   tail.publish(result.committed_tokens());
-  for (const v1::Shadow& shadow : result.shadows()) {
-    shadows[shadow.position()] = {shadow.position(), shadow.block_id(), shadow.generation()};
-  }
+  add_shadows(result.shadows());
   return nullptr;
 }
 
@@ -199,9 +197,13 @@ void SequenceState::resumed(const v1::ResumeResult& result) {
   if (result.status().code() != 0) return lose(error_of(result.status()));
   // Of an unanswered commit its answer says what is published.
   if (!unanswered) tail.publish(result.committed_tokens());
-  const std::unordered_set<int> exchanged(switched.begin(), switched.end());
   shadows.clear();
-  for (const v1::Shadow& shadow : result.shadows()) {
+  add_shadows(result.shadows());
+}
+
+void SequenceState::add_shadows(const google::protobuf::RepeatedPtrField<v1::Shadow>& told) {
+  const std::unordered_set<int> exchanged(switched.begin(), switched.end());
+  for (const v1::Shadow& shadow : told) {
     if (exchanged.count(shadow.position()) == 0) {
       shadows[shadow.position()] = {shadow.position(), shadow.block_id(), shadow.generation()};
     }

@@ -95,6 +95,8 @@ struct SequenceState : std::enable_shared_from_this<SequenceState> {
   // Whether the service would not refuse it.
   bool could_take_effect(const v1::CommitItem& item) const;
   void append(const v1::BlockTable& table);
+  // Adds those that have not been switched: the answer to a repeated commit and that of another process tell of all.
+  void add_shadows(const google::protobuf::RepeatedPtrField<v1::Shadow>& told);
 
   std::exception_ptr ended_by_;
 };

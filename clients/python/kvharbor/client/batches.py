@@ -1,7 +1,7 @@
 """Batches of extends and commits: one call, one outcome a sequence."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from kvharbor.client.calls import Call, PoolCalls
@@ -69,16 +69,20 @@ class CommitBatch:
             sequence.unanswered = item
 
     @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
-        """Takes that back when the block, which sends the items, ends with a refusal of them all."""
+    def answered(self, *, leaving: bool = False) -> Iterator[None]:
+        """Takes that back when the block, which sends the items, ends with a refusal of them all.
+
+        `leaving`: they are hand-offs, and one that was sent and has no answer may have been one.
+        """
         before = [sequence.unanswered for sequence, _ in self._pairs]
         try:
             yield
-        except HarborError as failure:
-            # Of what is refused for now an earlier process may have been sent it too.
-            if not failure.outcome_unknown and not isinstance(failure, Unavailable | ResumeRequired):
-                for (sequence, _), earlier in zip(self._pairs, before, strict=True):
+        except BaseException as failure:  # cancelled or interrupted on the way, too
+            for (sequence, item), earlier in zip(self._pairs, before, strict=True):
+                if _refuses(failure):
                     sequence.unanswered = earlier
+                elif leaving and sequence.unanswered is item:
+                    sequence.leave()
             raise
 
 
@@ -99,26 +103,22 @@ class Repeats:
         return [_without(commit, commit.sequence.token_count - before) for commit, before in self._commits]
 
 
-@contextlib.contextmanager
-def unanswered(remember: Callable[[], None]) -> Iterator[None]:
-    """Calls `remember` when the block ends without telling whether its call took effect."""
-    try:
-        yield
-    except HarborError as failure:
-        if failure.outcome_unknown:
-            remember()
-        raise
-    except BaseException:  # cancelled or interrupted on the way
-        remember()
-        raise
-
-
 def only(outcomes: Sequence[OutcomeT | HarborError]) -> OutcomeT:
     """Returns the outcome of a batch of one, or raises it if it is a refusal."""
     (outcome,) = outcomes
     if isinstance(outcome, HarborError):
         raise outcome
     return outcome
+
+
+def _refuses(failure: BaseException) -> bool:
+    """Whether what was sent is refused as a whole."""
+    # Of what is refused for now an earlier process may have been sent it too.
+    return (
+        isinstance(failure, HarborError)
+        and not failure.outcome_unknown
+        and not isinstance(failure, Unavailable | ResumeRequired)
+    )
 
 
 def _distinct(sequences: list[SequenceState]) -> list[SequenceState]:

@@ -53,14 +53,15 @@ class Repeat(enum.Enum):
 class Call(Generic[Reply]):
     """One unary call. `wait_s` is time it may take on purpose, beside the timeout.
 
-    `undo` makes the call that takes its effect back, for a caller that will never see the reply. `pool` has the
-    present id of the pool that it is for. `repeat`: whether it may be sent again when its answer is lost.
+    `undo` makes the call that takes its effect back, for a caller that will never see the reply; None where that would
+    take too much. `pool` has the present id of the pool that it is for. `repeat`: whether it may be sent again when its
+    answer is lost.
     """
 
     method: str
     request: Message
     wait_s: float = 0.0
-    undo: "Callable[[], Call[cache.ReleaseResponse]] | None" = None
+    undo: "Callable[[], Call[cache.ReleaseResponse] | None] | None" = None
     pool: "PoolCalls | None" = None
     repeat: Repeat = Repeat.ALWAYS
 

@@ -262,11 +262,12 @@ class Link:
             self._changed.wait_for(lambda: self.standing.news_since(life), timeout_s)
 
     def _undo(self, call: Call[Any]) -> None:
-        if call.undo is None:
+        undo = None if call.undo is None else call.undo()
+        if undo is None:
             return
         # Best effort: where this fails too, the end of the session gives everything back.
         with contextlib.suppress(grpc.RpcError):
-            self._send(call.undo(), channel.UNDO_TIMEOUT_S, channel.session_metadata(self.session))
+            self._send(undo, channel.UNDO_TIMEOUT_S, channel.session_metadata(self.session))
 
     def __del__(self) -> None:
         # Forgotten without a close: the thread that watches the side socket has no other way to learn it.

@@ -1,12 +1,16 @@
 """Releases by request_id or group."""
 
+import dataclasses
 import weakref
+from typing import TypeVar
 
 from kvharbor.client import refusals
-from kvharbor.client.calls import request
+from kvharbor.client.calls import Call, request
 from kvharbor.client.errors import InvalidField
 from kvharbor.client.sequence_state import SequenceState
 from kvharbor.v1 import cache_service_pb2 as cache
+
+Reply = TypeVar("Reply")
 
 
 class LiveSequences:
@@ -28,6 +32,11 @@ class LiveSequences:
         """Returns the object of a sequence that has not ended: calls that are repeated tell of one that is here."""
         sequence = self._sequences.get(sequence_id)
         return None if sequence is None or sequence.ended else sequence
+
+    def sparing(self, call: Call[Reply]) -> Call[Reply]:
+        """Returns a call whose undo ends no sequence that is here: what it repeats has told of that [C4]."""
+        undo, named = call.undo, cache.ReleaseItem(request_id=call.request.request_id)  # type: ignore[attr-defined]
+        return dataclasses.replace(call, undo=lambda: None if undo is None or self.named(named) else undo())
 
     def forget(self, sequence: SequenceState) -> None:
         """Takes in a release while the service is away."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from kvharbor.client.batches import Commit, CommitBatch, only, unanswered
+from kvharbor.client.batches import Commit, CommitBatch, only
 from kvharbor.client.errors import EpochEnded, SequenceNotFound, SessionGone
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
@@ -87,7 +87,7 @@ class Sequence(SequenceState):
         item = self.commit_item(commit.computed_tokens, commit.new_tokens, leaving=True)
         batch = CommitBatch(self._pool.calls, [(self, item)])
         try:
-            with batch.answered(), unanswered(self.leave):
+            with batch.answered(leaving=True):
                 return self._pool.link.run(self._pool.calls.handoff(item), take=self.handed_off, sending=batch.sending)
         except SequenceNotFound:
             # It may have been lost while the call waited; or the process that had given it away has ended, with it.

@@ -25,6 +25,7 @@ from kvharbor.client.errors import (
     SequenceInDoubt,
     SequenceLost,
 )
+from kvharbor.client.extra_keys import keys_refusal
 from kvharbor.client.pending import Pending
 from kvharbor.client.results import CommitResult, ExtraKey, Shadow
 from kvharbor.client.tail import Tail
@@ -276,7 +277,9 @@ class SequenceState:
         self._switched = [position for position in self._switched if position not in reported]
         self.tail.publish(result.committed_tokens)
         shadows = tuple(Shadow(shadow.position, shadow.block_id, shadow.generation) for shadow in result.shadows)
-        self._shadows.update((shadow.position, shadow) for shadow in shadows)
+        # A repeated commit tells of all, also of what was switched since it was sent first.
+        switched = set(self._switched)
+        self._shadows.update((shadow.position, shadow) for shadow in shadows if shadow.position not in switched)
         return CommitResult(result.committed_tokens, shadows)
 
     def committed_here(self, item: cache.CommitItem) -> CommitResult | HarborError:
@@ -352,7 +355,7 @@ class SequenceState:
                 f"computed_tokens is {item.computed_tokens} of {token_count} tokens, sequence {self.id} has room "
                 f"for {self.capacity_tokens}"
             )
-        return None
+        return keys_refusal(item.extra_keys, self.tail.extra_keys, (self.token_count, token_count), self.block_tokens)
 
     def _token_count_with(self, item: cache.CommitItem) -> int:
         return self.token_count + len(item.new_token_ids) // TOKEN_BYTES

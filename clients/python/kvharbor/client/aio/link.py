@@ -312,10 +312,11 @@ class Link:
                 stop()
 
     def _undo_later(self, call: Call[Any]) -> None:
-        if call.undo is None or self.closed:
+        undo = None if call.undo is None or self.closed else call.undo()
+        if undo is None:
             return
         # In a task of its own, as the caller's is being cancelled; the set keeps it alive until it is done.
-        task = asyncio.ensure_future(self._undo(call.undo()))
+        task = asyncio.ensure_future(self._undo(undo))
         self._undoing.add(task)
         task.add_done_callback(self._undoing.discard)
 

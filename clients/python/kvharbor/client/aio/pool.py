@@ -205,12 +205,16 @@ class Pool(PoolHandle):
             sequence.pending = answers.pending(reply)
             return sequence
 
-        return await self.link.run(call, take=granted)
+        return await self.link.run(self.sequences.sparing(call), take=granted)
 
     async def adopt(self, handoff_token: str, *, request_id: str | None = None, group: str = "") -> Sequence:
         """Takes over a sequence that was handed off, or raises HandoffNotFound."""
         call = self.calls.adopt(handoff_token, request_id=request_id, group=group)
-        return await self.link.run(call, take=lambda reply: Sequence.of(self, reply.sequence, Tail.of_adopted(reply)))
+
+        def adopted(reply: cache.AdoptResponse) -> Sequence:
+            return Sequence.of(self, reply.sequence, Tail.of_adopted(reply))
+
+        return await self.link.run(self.sequences.sparing(call), take=adopted)
 
     async def extend_many(self, extends: Iterable[tuple[Sequence, int]]) -> list[HarborError | None]:
         """Extends several sequences in one call; returns each one's refusal, or None."""

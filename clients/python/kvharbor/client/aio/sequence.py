@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Self
 
-from kvharbor.client.batches import Commit, CommitBatch, only, unanswered
+from kvharbor.client.batches import Commit, CommitBatch, only
 from kvharbor.client.errors import EpochEnded, SequenceNotFound, SessionGone
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
@@ -87,7 +87,7 @@ class Sequence(SequenceState):
         item = self.commit_item(commit.computed_tokens, commit.new_tokens, leaving=True)
         batch = CommitBatch(self._pool.calls, [(self, item)])
         try:
-            with batch.answered(), unanswered(self.leave):
+            with batch.answered(leaving=True):
                 return await self._pool.link.run(
                     self._pool.calls.handoff(item), take=self.handed_off, sending=batch.sending
                 )

@@ -178,6 +178,45 @@ def test_a_prompt_that_is_computed_is_not_given_up(asynchronous: bool) -> None:
 
 
 @KINDS
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_prompt_is_computed_with_its_last_whole_block(asynchronous: bool, is_full: bool) -> None:
+    """Though a few tokens more of it are to come, and a step that begins and ends in a block needs no other."""
+    churn = told(asynchronous=asynchronous)
+    engine, _ = churn.engines
+    engine.scheduler.max_num_scheduled_tokens = BLOCK_TOKENS // 2
+    others = churn.owner.session()
+    if is_full:
+        others.lease(len(churn.owner.blocks) - 4, len(churn.owner.blocks) - 4)
+    churn.ask("computes", engine, TOKENS[:40], 4)
+    for _ in range(3):
+        engine.step()
+    assert engine.schedule().rows[0].end == 2 * BLOCK_TOKENS
+    give_up(churn, engine, "computes")
+    engine.update()
+    assert not churn.owner.marks
+    assert told_count(engine) == 0
+    others.close()
+    churn.drain()
+    churn.check()
+
+
+def test_the_last_of_two_steps_under_way_is_published_first() -> None:
+    """Each of them goes on with the prompt."""
+    churn = told(asynchronous=True)
+    engine, _ = churn.engines
+    churn.ask("computes", engine, TOKENS, 4)
+    for _ in range(2):
+        engine.schedule()
+    give_up(churn, engine, "computes")
+    for expected in (0, 1):
+        assert told_count(engine) == 0
+        engine.update()
+        assert told_count(engine) == expected
+    churn.drain()
+    churn.check()
+
+
+@KINDS
 def test_who_has_not_begun_is_told_of_at_once(asynchronous: bool) -> None:
     """[E28] Such as by a pause; it is computed when that is over."""
     pause_before_the_first_step(asynchronous=asynchronous)

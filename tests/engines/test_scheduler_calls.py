@@ -53,6 +53,30 @@ def test_decode_steps_wait_for_nothing(asynchronous: bool) -> None:
     churn.check()
 
 
+@KINDS
+@pytest.mark.parametrize("another_fails", [False, True])
+def test_the_last_block_of_an_answer_is_published(asynchronous: bool, another_fails: bool) -> None:
+    """Where steps overlap vLLM takes it in as the request ends; nothing before it goes back before that is told."""
+    churn = Churn(asynchronous=asynchronous, seed=1)
+    (engine, _) = churn.engines
+    count = BLOCK_TOKENS - 3
+    churn.ask("r", engine, [*range(BLOCK_TOKENS + 4)], count)
+    churn.ask("fails", engine, [7], 2 * BLOCK_TOKENS)
+    churn.aborted.add("fails")
+    while "r" in engine.scheduler.requests:
+        while engine.may_schedule:
+            engine.schedule()
+        if another_fails and len(engine.answers["r"]) == count - 1:
+            engine.scheduler.encoder_cache_mismatch_reqs.add("fails")
+        engine.update()
+    assert another_fails == ("fails" not in engine.scheduler.requests)
+    churn.drain()
+    churn.ask("goes on", engine, engine.tokens["r"], 4)
+    churn.drain()
+    churn.check()
+    assert engine.cached["goes on"] == 2 * BLOCK_TOKENS
+
+
 def has_no_store(scheduler: Any) -> None:
     scheduler._room._make_store = lambda: None
 

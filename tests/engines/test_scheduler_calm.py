@@ -56,7 +56,7 @@ def others_get_what_is_spare(*, asynchronous: bool, mutate: Mutation | None = No
     others = len(churn.owner.blocks) - 1 - used
     with pytest.raises(PoolExhausted):
         other.calls.lease(others, others)
-    engine.step()
+    engine.schedule()
     leased = other.calls.lease(others, others)
     other.calls.release(leased.blocks)
     churn.drain()
@@ -65,7 +65,7 @@ def others_get_what_is_spare(*, asynchronous: bool, mutate: Mutation | None = No
 
 @KINDS
 def test_a_recall_ends_the_calm(asynchronous: bool) -> None:
-    """E14: what is spare goes back in the next step."""
+    """E14: what is spare goes back as the next step is scheduled, before it runs."""
     others_get_what_is_spare(asynchronous=asynchronous)
 
 

@@ -132,6 +132,39 @@ def test_what_began_before_a_reset_is_no_hit(asynchronous: bool) -> None:
     go_on_with_other_weights(asynchronous=asynchronous)
 
 
+def reset_in_a_step(*, asynchronous: bool, mutate: Mutation | None = None) -> None:
+    """The weights change while a step is under way, and its prompt is then asked once more."""
+    churn = Churn(asynchronous=asynchronous, seed=1, mutate=mutate)
+    engine, _ = churn.engines
+    tokens = [*range(246)]
+    churn.ask("before", engine, tokens, 9)
+    churn.aborted.add("before")  # its answer is of both
+    engine.schedule()
+    engine.take_weights(1, preempt=False)
+    engine.update()
+    churn.ask("after", engine, tokens, 4)
+    churn.drain()
+    churn.check()
+    assert engine.cached["after"] == 0
+
+
+@KINDS
+def test_what_is_under_way_at_a_reset_is_no_hit(asynchronous: bool) -> None:
+    """It was scheduled with the weights of before."""
+    reset_in_a_step(asynchronous=asynchronous)
+
+
+def publishes_what_was_under_way(scheduler: Any) -> None:
+    scheduler._publication.forget = scheduler._publication._announced.abandon_all
+
+
+@KINDS
+def test_publishing_after_a_reset_what_was_under_way(asynchronous: bool) -> None:
+    """KV of other weights is hit."""
+    with pytest.raises((ContentWrong, BlockNotHeld)):
+        reset_in_a_step(asynchronous=asynchronous, mutate=publishes_what_was_under_way)
+
+
 @KINDS
 def test_publishing_after_a_reset_what_began_before_it(asynchronous: bool) -> None:
     """KV of other weights is hit."""

@@ -45,6 +45,40 @@ def test_more_input_gets_room(asynchronous: bool) -> None:
 
 
 @KINDS
+def test_more_input_is_computed_at_once_beside_what_only_decodes(asynchronous: bool) -> None:
+    """E29: whoever has blocks and waits for more of them is somebody who waits."""
+    churn = Churn(asynchronous=asynchronous, seed=4)
+    engine, _ = churn.engines
+    engine.add("session", FIRST, 3, resumable=True)
+    answered(engine, "session", 3)
+    churn.ask("decodes", engine, [*range(200, 203)], BLOCK_TOKENS)
+    for _ in range(4):
+        engine.step()
+    engine.go_on("session", MORE, 4)
+    assert "session" in {row.request_id for row in engine.schedule().rows}
+    answered(engine, "session", 4)
+    engine.abort("session")
+    churn.drain()
+    churn.check()
+
+
+@KINDS
+def test_a_session_that_waits_for_input_needs_no_block_yet(asynchronous: bool) -> None:
+    """E14: though its last token, which is not computed, would be the first one of another."""
+    churn = Churn(asynchronous=asynchronous, seed=5)
+    engine, _ = churn.engines
+    engine.add("session", FIRST[:-3], 4, resumable=True)
+    answered(engine, "session", 4)
+    assert len(engine.tokens["session"]) == len(FIRST) + 1
+    churn.ask("comes", engine, [7], 4)
+    engine.scheduler._admission.prepare(engine.scheduler)
+    assert engine.scheduler._owed() == engine.scheduler._admission.lacking == 1
+    engine.abort("session")
+    churn.drain()
+    churn.check()
+
+
+@KINDS
 def test_a_session_from_before_a_reset_publishes_no_more(asynchronous: bool) -> None:
     """It goes on with KV of other weights, though it does not run as the prefix cache is reset."""
     churn = Churn(asynchronous=asynchronous, seed=2)

@@ -7,7 +7,7 @@ import pytest
 
 from engines.churn import Churn
 from engines.scheduler_world import Engine
-from kvharbor.client import Acquired, Chain, Pending
+from kvharbor.client import Acquired, Chain, Pending, Unavailable
 from kvharbor.engines.vllm import admission, candidates, postponed
 
 pytestmark = pytest.mark.timeout(300)
@@ -87,6 +87,26 @@ def test_they_are_not_in_each_others_way(asynchronous: bool) -> None:
     for _ in range(2 * COUNT):
         engine.step()
     assert set(engine.cached) == {last}
+    computed.clear()
+    churn.drain()
+    churn.check()
+
+
+@pytest.mark.usefixtures("asks_in_every_step")
+def test_nobody_else_is_asked_for_behind_a_call_that_did_not_give_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that is away is asked once in a step, for who comes as for those that stand back."""
+    churn, engine, computed = standing_back(asynchronous=False, places=COUNT + 1)
+    churn.ask("comes", engine, [*range(100, 140)], 4)
+    sizes: list[int] = []
+
+    def away(chains: Sequence[Chain], **_: Any) -> list[Acquired]:
+        sizes.append(len(chains))
+        raise Unavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.calls, "acquire", away)
+        engine.step()
+    assert sizes == [COUNT]
     computed.clear()
     churn.drain()
     churn.check()

@@ -158,3 +158,27 @@ def test_others_are_told_of_a_wait_that_was_cancelled() -> None:
             owner.admissions.forget()
         owner.admissions.cancel()
         assert owner.abandoned == ([] if is_over else [Chain(tokens=PROMPT[:8])])
+
+
+def test_who_goes_on_keeps_nobody_waiting_longer() -> None:
+    """The pause is for as many as stand back now."""
+    owner = Owner(*[ELSEWHERE] * 20, *[Acquired(leased=TABLE)] * 20, ELSEWHERE, Acquired(leased=TABLE))
+    for _ in range(2):
+        for number in range(20):
+            owner.admissions.admit(f"goes on {number}", PROMPT)
+        owner.now += MOST_PAUSE_S
+    assert owner.admissions.admit("waits", PROMPT) is None
+    owner.now += STAND_BACK_S
+    assert owner.admissions.admit("waits", PROMPT) is not None
+
+
+def test_who_is_cancelled_ends_nobody_elses_wait() -> None:
+    """Its place in the owner's queue is kept."""
+    cancelled: list[None] = []
+    grant = Grant(lambda: cancelled.append(None))
+    owner = Owner(Acquired(refusal=PoolExhausted("full"), waiting=True, grant=grant))
+    assert owner.admissions.admit("waits", PROMPT) is None
+    owner.admissions.cancel("another")
+    assert not cancelled
+    owner.admissions.cancel("waits")
+    assert cancelled

@@ -211,3 +211,57 @@ def test_an_owner_that_waits_serves_in_order() -> None:
     assert granted is not None
     assert [*granted.held] == [*BlockRun.of(())]
     assert len(granted.leased) == 2
+
+
+def test_who_waits_for_room_holds_no_spare_blocks() -> None:
+    """[E11] They may be what is missing."""
+    owner = FakeOwner(8, P)
+    other, engine = owner.session(), Engine(owner)
+    assert engine.held.grow(1, ahead=3)
+    hog = other.lease(3, 3).blocks
+    assert not engine.admit("waits", [*range(2 * P * 3)])
+    assert engine.calls.held() == []
+    other.release(hog)
+    assert engine.admit("waits", [*range(2 * P * 3)])
+
+
+def test_a_promise_ends_with_its_take_or_its_refusal() -> None:
+    """[E14] What is spare then is anybody's."""
+    engine = Engine(FakeOwner(8, P))
+    assert engine.held.grow(2, ahead=3)
+    assert len(engine.held.take(2)) == 2
+    engine.calls.release(engine.held.recall(2))
+    assert engine.held.spare_count == 1
+    assert not engine.held.grow(9)
+    engine.calls.release(engine.held.recall(100))
+    assert engine.held.spare_count == 0
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_block_that_comes_again_is_not_published_any_more(is_forgotten: bool) -> None:
+    """[E12] It went back, by itself or with the epoch: when its next user ends it is spare."""
+    engine = Engine(FakeOwner(1, P))
+    assert engine.held.grow(1)
+    table = engine.held.take(1)
+    engine.held.publish(table, 0, 1, tokens=[1] * P)
+    if is_forgotten:
+        engine.held.forget()
+        engine.calls.release(engine.calls.owner.run(engine.calls.held()))
+    else:
+        engine.held.drop(table)
+    assert engine.held.grow(1)
+    again = engine.held.take(1)
+    assert again == table
+    engine.held.drop(again)
+    assert engine.held.spare_count == 1
+
+
+def test_the_tail_of_a_request_goes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[E12] The owner evicts first what is named first, and what is behind it could not be reached."""
+    engine, released = Engine(FakeOwner(4, P)), []
+    assert engine.held.grow(3)
+    table = engine.held.take(3)
+    engine.held.publish(table, 0, 3, tokens=[1] * (3 * P))
+    monkeypatch.setattr(engine.calls, "release", lambda run: released.extend(run.block_ids.tolist()))
+    engine.held.drop(table)
+    assert released == table[::-1]

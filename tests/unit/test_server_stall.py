@@ -81,6 +81,23 @@ def test_what_is_only_a_little_late_counts_as_time(kernel: Monotonic) -> None:
     run(scenario)
 
 
+def test_time_does_not_go_back_behind_what_was_told_of_a_stall(kernel: Monotonic) -> None:
+    """S21: before it was one, the tick was only a little late."""
+
+    async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
+        times = [loop.time()]
+        for _ in range(20):
+            kernel.ahead_s += MOST_LATE_S / 3
+            times.append(loop.time())
+        kernel.ahead_s += STALL_S
+        times.append(loop.time())
+        assert times == sorted(times)
+        assert times[-1] - times[0] <= TICK_S + MOST_LATE_S
+        assert loop.stalled_s > STALL_S
+
+    run(scenario)
+
+
 def test_time_never_goes_back_and_goes_on_over_processes(kernel: Monotonic) -> None:
     """S21: also from one that has stalled to its successor."""
 

@@ -20,17 +20,20 @@ class ServiceLoop(asyncio.SelectorEventLoop):
     def __init__(self, stalled_s: float = 0.0) -> None:
         self.stalled_s = stalled_s
         self._tick_due_at = float("inf")
+        self._told = float("-inf")
         self._unreported_s = 0.0
         super().__init__()
 
     def time(self) -> float:
         """Returns seconds of CLOCK_MONOTONIC less all stalls."""
         now = time.monotonic() - self.stalled_s
-        late_s = now - self._tick_due_at
-        if late_s > MOST_LATE_S:
+        if now - self._tick_due_at > MOST_LATE_S:
+            # What somebody was told of it, while the tick was only a little late, has passed.
+            late_s = now - max(self._tick_due_at, self._told)
             self.stalled_s += late_s
             self._unreported_s += late_s
-            now = self._tick_due_at
+            now -= late_s
+        self._told = now
         return now
 
     def tick(self, ticked: Callable[[float, float], None]) -> None:

@@ -393,7 +393,7 @@ class ServiceUnreachable(Unavailable):
 
 
 class ServiceAway(Unavailable):
-    """The service's process has ended and is not back yet; the call was not sent [C11]."""
+    """The service's process has ended and is not back yet; the next one has not been sent the call [C11]."""
 
     reason = "SERVICE_AWAY"
 

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from fake_process import DEADLINE_S
+from kvharbor.client import Unavailable
 
 Hooks = dict[str, Callable[[], None]]
 """As a `FakeService` and its stream have them, `before` and `after`: by the kind of a request."""
@@ -27,6 +29,15 @@ def wait(event: threading.Event) -> None:
 def wait_for(event: threading.Event) -> Callable[[], None]:
     """Returns what waits for an event."""
     return lambda: wait(event)
+
+
+def answered(pool: Any) -> bool:
+    """Whether the service answers a client's pool just now."""
+    try:
+        pool.stats()
+    except Unavailable:
+        return False
+    return True
 
 
 def halt(asked: threading.Event, go_on: threading.Event) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from client_states import CALLS, fail, state
@@ -15,6 +16,7 @@ from kvharbor.client import (
     ExtraKey,
     HarborError,
     InvalidField,
+    MessageTooLarge,
     ResumeRequired,
     SequenceBusy,
     SequenceInDoubt,
@@ -24,10 +26,12 @@ from kvharbor.client import (
     extra_keys,
 )
 from kvharbor.client.batches import CommitBatch, Repeats
+from kvharbor.client.channel import MAX_MESSAGE_BYTES
+from kvharbor.client.tokens import TOKEN_BYTES
 from kvharbor.pool import validate
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
-from moments import once, wait_for
+from moments import halt, once, wait_for
 
 
 @pytest.mark.parametrize("failure", [ResumeRequired("r"), ServiceAway("a"), Starting("s"), Draining("d")])
@@ -68,16 +72,35 @@ def test_a_hand_off_that_was_never_sent_has_not_been_one() -> None:
     sequence.require_usable()
 
 
+def test_a_hand_off_under_way_is_told_as_taken(open_harbor: Connect, service: FakeService) -> None:
+    """C11: its commit may have taken effect, and it is sent again."""
+    held = open_harbor(service.target).open_pool("p", LAYOUT).allocate(range(20))
+
+    def end_and_come_back() -> None:
+        service.blink()
+        (told,) = service.wait_until_resumed().sequences
+        assert told.sequence.computed_tokens == 16
+
+    once(service.after, "Handoff", end_and_come_back)
+    assert held.handoff(16) == f"token of {held.id}"
+    assert len(service.calls["Handoff"]) == 2
+
+
+def test_a_hand_off_that_is_refused_leaves_no_doubt(open_harbor: Connect, service: FakeService) -> None:
+    """Nothing of it was done, so that it may be another one the next time."""
+    held = open_harbor(service.target).open_pool("p", LAYOUT).allocate(range(20), reserve_tokens=16)
+    with pytest.raises(MessageTooLarge):
+        held.handoff(16, np.zeros(MAX_MESSAGE_BYTES // TOKEN_BYTES, np.uint32))
+    held.require_usable()
+    assert held.handoff(20, [7])
+
+
 def test_a_hand_off_that_was_sent_may_have_been_one(service: FakeService) -> None:
     """In a process that is gone: its blocks may be anybody's before the next one says so."""
     telling, given_up = threading.Event(), threading.Event()
 
-    def tell_late() -> None:
-        telling.set()
-        wait_for(given_up)()
-
     def die() -> None:
-        once(service.before, "Resume", tell_late)
+        once(service.before, "Resume", halt(telling, given_up))
         service.blink()
         assert telling.wait(DEADLINE_S)
 

@@ -2,7 +2,6 @@
 
 import threading
 from array import array
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,12 @@ from kvharbor.client import (
     Pool,
     SequenceInDoubt,
     ServiceAway,
-    Unavailable,
     connect,
     holdings,
 )
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
-from moments import once, wait_for
+from moments import answered, halt, once, wait_for
 from waiting import until
 
 
@@ -107,15 +105,10 @@ def test_a_commit_without_an_answer_is_told_as_taken(open_harbor: Connect, servi
 def test_a_commit_that_was_never_sent_leaves_no_doubt(service: FakeService) -> None:
     """C5: while the next process is told how things stand, a commit may wait in vain."""
     telling, given_up = threading.Event(), threading.Event()
-
-    def tell_late() -> None:
-        telling.set()
-        wait_for(given_up)()
-
     with connect(service.target, away_wait_s=0.1) as harbor:
         pool = harbor.open_pool("p", LAYOUT)
         held = pool.allocate(range(20))
-        once(service.before, "Resume", tell_late)
+        once(service.before, "Resume", halt(telling, given_up))
         service.restart()
         assert telling.wait(DEADLINE_S)
         with pytest.raises(ServiceAway):
@@ -125,14 +118,6 @@ def test_a_commit_that_was_never_sent_leaves_no_doubt(service: FakeService) -> N
         (child,) = held.fork(1)
         child.release()
         held.release()
-
-
-def answered(pool: Any) -> bool:
-    try:
-        pool.stats()
-    except Unavailable:
-        return False
-    return True
 
 
 def test_a_commit_before_a_release_is_told_too(open_harbor: Connect, service: FakeService) -> None:

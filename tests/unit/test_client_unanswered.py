@@ -22,11 +22,10 @@ from kvharbor.client import (
     SequenceLost,
     ServiceAway,
     ServiceUnreachable,
-    Unavailable,
     connect,
 )
 from kvharbor.v1 import errors_pb2, types_pb2
-from moments import once, wait_for
+from moments import answered, once, wait_for
 from waiting import until
 
 
@@ -51,14 +50,6 @@ def test_calls_that_need_the_service_wait_for_it(open_harbor: Connect, service: 
     service.begin()
     until(lambda: answered(pool))
     held.release()
-
-
-def answered(pool: Any) -> bool:
-    try:
-        pool.stats()
-    except Unavailable:
-        return False
-    return True
 
 
 def test_a_waiting_call_is_sent_when_the_service_is_back(service: FakeService, pool: Pool) -> None:

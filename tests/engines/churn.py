@@ -1,4 +1,4 @@
-"""Random events over two engines on one pool, and what has to hold at the end of them."""
+"""Random events over engines on one pool, and what has to hold at the end of them."""
 
 import random
 from typing import Any
@@ -13,8 +13,62 @@ DRAIN_LOOPS = 3000
 MOST_REQUESTS = 8
 
 
-class Churn:
-    """Two engines with what was asked of them. `mutate` breaks each of their schedulers on purpose."""
+class Events:
+    """What happens to the `engines` that are put in: requests come, are aborted, and are answered step by step."""
+
+    def __init__(self, seed: int, family_count: int = 4) -> None:
+        self.family_count = family_count
+        self.dice = random.Random(seed)
+        self.world = World()
+        self.engines: list[Engine] = []
+        self.asked: dict[str, tuple[Engine, list[int], int, str, int]] = {}
+        self.weights = 0
+        self.aborted: set[str] = set()
+        self.event_count = 0
+
+    def happen(self, event_count: int, *, salts: int = 1, resets: bool = False) -> None:
+        """Lets so many events happen."""
+        for _ in range(event_count):
+            self._event(self.dice.choice(self.engines), salts=salts, resets=resets)
+            self.event_count += 1
+
+    def ask(self, name: str, engine: Engine, tokens: list[int], answer_count: int, salt: str = "", **more: Any) -> None:
+        """A request comes."""
+        self.asked[name] = (engine, tokens, answer_count, salt, engine.weights)
+        engine.add(name, tokens, answer_count, salt=salt, **more)
+
+    def check_answers(self) -> None:
+        """Each answer is that of an engine without a cache."""
+        for name, (engine, tokens, count, salt, weights) in self.asked.items():
+            if name not in self.aborted:
+                assert engine.answers[name] == expected_answer(self.world, salt, tokens, count, weights), name
+
+    def _event(self, engine: Engine, *, salts: int, resets: bool) -> None:
+        event = self.dice.random()
+        if event < 0.08 and len(engine.scheduler.requests) < MOST_REQUESTS:
+            salt = "" if salts == 1 else f"salt-{self.dice.randrange(salts)}"
+            answer_count, priority = self.dice.randrange(1, 60), self.dice.randrange(3)
+            tokens = prompt(self.dice, self.family_count)
+            self.ask(f"{engine.name}{self.event_count}", engine, tokens, answer_count, salt, priority=priority)
+        elif event < 0.10 and engine.scheduler.requests:
+            name = self.dice.choice([*engine.scheduler.requests])
+            self.aborted.add(name)
+            engine.abort(name)
+        elif event < 0.103 and resets:
+            # What is under way is answered by weights of both kinds: nobody can say what.
+            self.aborted.update(engine.scheduler.requests)
+            self.weights += 1
+            engine.take_weights(self.weights, preempt=self.dice.random() < 0.5)
+        elif event < 0.5 and engine.may_schedule:
+            engine.schedule()
+        elif event < 0.65:
+            engine.run()
+        elif engine.under_way:
+            engine.update()
+
+
+class Churn(Events):
+    """Two engines on a pool of this process. `mutate` breaks each of their schedulers on purpose."""
 
     def __init__(
         self,
@@ -27,14 +81,8 @@ class Churn:
         chunk_tokens: int = 0,
         mutate: Mutation | None = None,
     ) -> None:
-        self.family_count = family_count
-        self.dice = random.Random(seed)
-        self.world = World()
+        super().__init__(seed, family_count)
         self.owner = FakeOwner(block_count)
-        self.engines: list[Engine] = []
-        self.asked: dict[str, tuple[Engine, list[int], int, str, int]] = {}
-        self.weights = 0
-        self.aborted: set[str] = set()
         for name in ("a", "b"):
             config = vllm_config(asynchronous=asynchronous, policy=policy, chunk_tokens=chunk_tokens)
             session = self.owner.session()
@@ -44,14 +92,8 @@ class Churn:
 
     def run(self, event_count: int = EVENT_COUNT, *, salts: int = 1, resets: bool = False) -> None:
         """Lets so many events happen, then no more requests come."""
-        for number in range(event_count):
-            self._event(number, self.dice.choice(self.engines), salts=salts, resets=resets)
+        self.happen(event_count, salts=salts, resets=resets)
         self.drain()
-
-    def ask(self, name: str, engine: Engine, tokens: list[int], answer_count: int, salt: str = "", **more: Any) -> None:
-        """A request comes."""
-        self.asked[name] = (engine, tokens, answer_count, salt, engine.weights)
-        engine.add(name, tokens, answer_count, salt=salt, **more)
 
     def drain(self, loops: int = DRAIN_LOOPS) -> None:
         """Goes on until everything is answered; raises AssertionError if that does not come about."""
@@ -74,29 +116,4 @@ class Churn:
         assert not self.owner.queue
         assert not self.owner.marks, "[E18]"
         assert self.owner.available(set()) == len(self.owner.blocks) - 1
-        for name, (engine, tokens, count, salt, weights) in self.asked.items():
-            if name not in self.aborted:
-                assert engine.answers[name] == expected_answer(self.world, salt, tokens, count, weights), name
-
-    def _event(self, number: int, engine: Engine, *, salts: int, resets: bool) -> None:
-        event = self.dice.random()
-        if event < 0.08 and len(engine.scheduler.requests) < MOST_REQUESTS:
-            salt = "" if salts == 1 else f"salt-{self.dice.randrange(salts)}"
-            answer_count, priority = self.dice.randrange(1, 60), self.dice.randrange(3)
-            tokens = prompt(self.dice, self.family_count)
-            self.ask(f"{engine.name}{number}", engine, tokens, answer_count, salt, priority=priority)
-        elif event < 0.10 and engine.scheduler.requests:
-            name = self.dice.choice([*engine.scheduler.requests])
-            self.aborted.add(name)
-            engine.abort(name)
-        elif event < 0.103 and resets:
-            # What is under way is answered by weights of both kinds: nobody can say what.
-            self.aborted.update(engine.scheduler.requests)
-            self.weights += 1
-            engine.take_weights(self.weights, preempt=self.dice.random() < 0.5)
-        elif event < 0.5 and engine.may_schedule:
-            engine.schedule()
-        elif event < 0.65:
-            engine.run()
-        elif engine.under_way:
-            engine.update()
+        self.check_answers()

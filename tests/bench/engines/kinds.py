@@ -12,7 +12,7 @@ from kvharbor.engines.transformers import smollm2_folder
 from kvharbor.engines.vllm import engine_args
 from kvharbor.engines.vllm_connector import connector_args
 
-TURNS = 2
+TURNS = 3
 WAVES = 4
 """Of prompts that share nothing, one after the other. Before the first an engine has done nothing for a while."""
 SHARED_ANSWER_TOKENS = 16

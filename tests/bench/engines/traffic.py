@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 VOCABULARY = range(100, 49_000)
 SYSTEM_TOKENS = 384
-TURN_TOKENS = 40
+TURN_TOKENS = 80
+"""More than a block, so that each turn leaves one behind that the next can use."""
 CHATS_OF_A_SYSTEM_PROMPT = 2
 SYSTEM_PROMPTS = 2
 ALONE_TOKENS = 200

@@ -1,14 +1,17 @@
 """Engines that die, a service that does, and engines that may not come in."""
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.conftest import BLOCK_BYTES, StartEngine
+from engines.conftest import BLOCK_BYTES, BLOCK_COUNT, StartEngine
 from engines.engine_process import EngineFailed
 from engines.pool_here import LIBRARY, opened, settled, wait_until
 from kvharbor.client import LayoutMismatch, connect
+from kvharbor.engines.vllm import engine_args
 from kvharbor.engines.vllm.session import Attachment
 from kvharbor.engines.vllm.settings import Settings
 from kvharbor.gpumem import DataType, Layout
@@ -59,6 +62,36 @@ def test_an_engine_of_several_processes_is_killed(
     after = first.answer(other, max_tokens=12)
     assert after["cached_tokens"] > 0
     assert after["token_ids"] == plain.answer(other, max_tokens=12)["token_ids"]
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True], ids=["one process", "several processes"])
+def test_an_engine_ends_in_a_new_epoch_and_says_so(
+    multiprocessing: bool,
+    engines: tuple[Any, Any, Any],
+    start_engine: StartEngine,
+    start_fresh: Callable[..., ServiceProcess],
+    tmp_path: Path,
+) -> None:
+    """It answers none of what is under way, as the memory of its KV is not the pool's; started again it serves."""
+    socket = tmp_path / "kv.sock"
+    service = start_fresh(memory="512MiB", socket=socket)
+    arguments = engine_args(str(socket), "engines", size=BLOCK_COUNT * BLOCK_BYTES)
+    ends = start_engine(None, multiprocessing=multiprocessing, **arguments).wait_ready()
+    with opened(service) as pool:
+        ends.send("generate", prompts=[LIBRARY], max_tokens=800)
+        wait_until(lambda stats: stats.reserved_block_count > 0, pool)
+    service.kill()
+    service = start_fresh(memory="512MiB", socket=socket)
+    with pytest.raises(EngineFailed, match="kvharbor.engines.vllm.errors.PoolLost: .*start the engine again"):
+        ends.reply()
+    with pytest.raises(EngineFailed):
+        ends.answer(LIBRARY, max_tokens=4)
+    ends.leave()
+    again = start_engine(None, multiprocessing=multiprocessing, **arguments).wait_ready()
+    *_, plain = engines
+    assert again.answer(LIBRARY, max_tokens=8)["token_ids"] == plain.answer(LIBRARY, max_tokens=8)["token_ids"]
+    with opened(service) as pool:
+        assert settled(pool).counters.committed_block_count > 0
 
 
 def test_engines_that_differ_are_refused_by_what_differs(

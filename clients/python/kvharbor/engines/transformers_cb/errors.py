@@ -41,6 +41,16 @@ class RequestUnderWay(BatchingError):
         super().__init__(f"request {request_id} is still under way: give each its own name, or none")
 
 
+class StoppedWaiting(BatchingError):
+    """A request fails: its engine stops, and other engines have the room or compute the prompt that it waits for."""
+
+    reason = "STOPPED_WAITING"
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+        super().__init__(f"the engine stops, and has waited {wait_s:g} s for other engines: ask another one")
+
+
 class MemoryUnused(BatchingError):
     """The paged cache was built, and not over the pool's memory: the installed transformers is not as expected."""
 

@@ -29,9 +29,10 @@ NO_NAMESPACE = Namespace()
 class PooledManager(ContinuousBatchingManager):
     """transformers' manager of continuous batching, with its cache in a pool that other engines share.
 
-    All else is as there: `start`, `add_request`, `get_result`, `stop`. `reuse` counts what was not computed. While it
-    runs it is the only manager of its pool in this session. It goes on in a new epoch if the harbor's `on_epoch`
-    calls the manager's: requests then begin again with the tokens that they have.
+    All else is as there: `start`, `add_request`, `get_result`, `stop`. A stop that finishes what was asked waits for
+    other engines for STOP_WAIT_S at most. `reuse` counts what was not computed. While it runs it is the only manager of
+    its pool in this session. It goes on in a new epoch if the harbor's `on_epoch` calls the manager's: requests then
+    begin again with the tokens that they have.
 
     Raises LayoutMismatch when the pool is another model's, BatchingUnsupported, naming what is not supported.
     """
@@ -57,13 +58,15 @@ class PooledManager(ContinuousBatchingManager):
         self._pool = pool
         self._namespace = namespace
         self._gate = StepGate()
+        # As long as the thread runs, while a `stop` that does not wait for that has forgotten `batch_processor`.
+        self._processor: PooledProcessor | None = None
 
     batch_processor: PooledProcessor | None
 
     def on_epoch(self, old_epoch: str, new_epoch: str) -> None:
         """Returns when the engine touches the pool's memory no more; what is under way then begins again."""
         del old_epoch, new_epoch
-        processor = self.batch_processor
+        processor = self._processor or self.batch_processor
         if processor is not None:
             processor.cache.held.epoch_ended = True
         self._gate.wait_for_end()
@@ -80,7 +83,7 @@ class PooledManager(ContinuousBatchingManager):
         try:
             super()._run_generation_loop(use_inference_mode)
         finally:
-            processor = self.batch_processor
+            processor, self._processor = self._processor, None
             self._pool.blocks.on_recall = None
             # Whatever keeps it from giving back, the end of the session does so.
             with contextlib.suppress(HarborError):
@@ -107,6 +110,7 @@ class PooledManager(ContinuousBatchingManager):
             processor.reset()
         else:
             processor = self._pooled_processor()
+        self._processor = processor
         self._pool.blocks.on_recall = processor.cache.held.recall
         return processor
 

@@ -3,12 +3,20 @@
     VllmEngineError
       caller's mistake   SettingInvalid, FeatureUnsupported, PluginIncomplete
       another vLLM       VersionUnsupported, ContractBroken
+      start it again     PoolLost
 
-What the service refuses comes through unchanged, as the client's own errors: LayoutMismatch names every field in which
+What the service refuses at the start comes through unchanged, as the client's own errors: LayoutMismatch names every field in which
 a pool differs from what the engine needs.
 """
 
-from typing import ClassVar
+import functools
+from collections.abc import Callable
+from typing import ClassVar, ParamSpec, TypeVar
+
+from kvharbor.client import EpochEnded, SessionGone
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class VllmEngineError(Exception):
@@ -67,3 +75,25 @@ class ContractBroken(VllmEngineError):
     """vLLM did not do what its tested versions do, so going on could overwrite blocks of other engines."""
 
     reason = "CONTRACT_BROKEN"
+
+
+class PoolLost(VllmEngineError):
+    """The session has ended, or the service's epoch, and with it all the KV that this engine's requests have."""
+
+    reason = "POOL_LOST"
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"the pool of this engine is lost, and the KV of its requests: start the engine again ({cause})")
+
+
+def needs_pool(call: Callable[P, T]) -> Callable[P, T]:
+    """Has a call of the engine's raise PoolLost where the client says that session or epoch have ended."""
+
+    @functools.wraps(call)
+    def called(*arguments: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return call(*arguments, **keywords)
+        except (SessionGone, EpochEnded) as gone:
+            raise PoolLost(gone) from gone
+
+    return called

@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from kvharbor.client import Credits, Namespace, NoOrder, Unavailable
 from kvharbor.engines.vllm.admission import Admission
 from kvharbor.engines.vllm.blocks import HarborBlockPool
-from kvharbor.engines.vllm.errors import ContractBroken, FeatureUnsupported
+from kvharbor.engines.vllm.errors import ContractBroken, FeatureUnsupported, needs_pool
 from kvharbor.engines.vllm.layout import known_part, require_known_part
 from kvharbor.engines.vllm.owner import BlockCalls, Store
 from kvharbor.engines.vllm.publication import Publication
@@ -45,6 +45,7 @@ class HarborSchedulerMixin:
     running: list[Request]
     waiting: Any
     kv_holding_waiting: Any
+    num_waiting_for_streaming_input: int
     _inflight_prefills: set[Request]
     kv_cache_manager: Any
     kv_cache_config: Any
@@ -80,6 +81,7 @@ class HarborSchedulerMixin:
 
     # What vLLM calls
 
+    @needs_pool
     def schedule(self, *arguments: Any, **keywords: Any) -> Any:
         """Schedules a step with what is held, after asking for those who wait."""
         pool, is_calm = self._pool, self._is_calm()
@@ -102,6 +104,7 @@ class HarborSchedulerMixin:
             time.sleep(IDLE_S)
         return output
 
+    @needs_pool
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Publishes what the step has filled, and takes in what it has computed."""
         self._publication.has_run(scheduler_output)
@@ -116,6 +119,7 @@ class HarborSchedulerMixin:
             self._give_back_idle()
         return outputs
 
+    @needs_pool
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
         """Ends requests from outside, and what is held for those that wait."""
         finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
@@ -126,6 +130,7 @@ class HarborSchedulerMixin:
             self._give_back_idle()
         return finished
 
+    @needs_pool
     def set_pause_state(self, pause_state: PauseState) -> None:
         """Pauses or goes on. A pause has no end of its own: what is held for those who wait goes back first."""
         super().set_pause_state(pause_state)  # type: ignore[misc]
@@ -149,12 +154,14 @@ class HarborSchedulerMixin:
     # Inside
 
     def _is_calm(self) -> bool:
-        """Whether nobody waits and nothing is on its way, so that only what runs can change what is held."""
+        """Whether nobody waits and nothing is on its way, so that only what runs can change what is held.
+
+        A session between two inputs waits for its user.
+        """
         return not (
-            self._pool.released
-            or self.waiting
+            self.waiting
             or self._inflight_prefills
-            or self.kv_holding_waiting
+            or len(self.kv_holding_waiting) > self.num_waiting_for_streaming_input
             or self._admission.is_busy
         ) and self._room.is_settled(len(self.running))
 

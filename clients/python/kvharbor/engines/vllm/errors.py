@@ -5,8 +5,8 @@
       another vLLM       VersionUnsupported, ContractBroken
       start it again     PoolLost
 
-What the service refuses at the start comes through unchanged, as the client's own errors: LayoutMismatch names every field in which
-a pool differs from what the engine needs.
+What the service refuses at the start comes through unchanged, as the client's own errors: LayoutMismatch names every
+field in which a pool differs from what the engine needs.
 """
 
 import functools
@@ -83,7 +83,7 @@ class PoolLost(VllmEngineError):
     reason = "POOL_LOST"
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(f"the pool of this engine is lost, and the KV of its requests: start the engine again ({cause})")
+        super().__init__(f"the pool of this engine is lost, and with it all KV: start the engine again ({cause})")
 
 
 def needs_pool(call: Callable[P, T]) -> Callable[P, T]:

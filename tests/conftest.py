@@ -22,6 +22,16 @@ SMALL_MEMORY = "64MiB"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis does not time examples: how long one takes is up to what else the machine does. Engines' and GPU
+    environments may lack it."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("untimed")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A service takes half a second to start: what starts one of its own is slow. `gpu` is for `make test-gpu`."""
     without_device = _why_no_device(config)

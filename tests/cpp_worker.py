@@ -43,6 +43,7 @@ class CppError(Exception):
         self.reason: str = answer.get("reason", "")
         self.metadata: dict[str, str] = answer.get("metadata", {})
         self.retry_after_ms: int | None = answer.get("retry_after_ms")
+        self.outcome_unknown: bool = answer.get("outcome_unknown", False)
 
 
 def require_build() -> Path:

@@ -105,10 +105,14 @@ class FakeService:
     def kill(self) -> None:
         """Ends the process: calls break off, sequences are forgotten, and whoever holds a side socket sees its end."""
         with self._changing:
-            running, self._running = self._running, None
-            if running is not None:
-                running.end()
+            self.break_off()
             self.blink()
+
+    def break_off(self) -> None:
+        """Ends what calls are made to; whether with the process, side sockets tell by `kill` or `restart`."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
 
     def blink(self) -> None:
         """Forgets what a process forgets, while the calls under way are still answered: an answer that comes late."""

@@ -1,7 +1,9 @@
 """Exactly the moment that a test wants: what is run there, once, and what waits there until the test goes on."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from fake_process import DEADLINE_S
@@ -29,6 +31,17 @@ def wait(event: threading.Event) -> None:
 def wait_for(event: threading.Event) -> Callable[[], None]:
     """Returns what waits for an event."""
     return lambda: wait(event)
+
+
+@contextlib.contextmanager
+def hurried(pool: Any, timeout_s: float) -> Iterator[None]:
+    """Gives the calls of a pool's harbor no more time than this meanwhile; what is made before has a deadline's."""
+    link, options = pool.link, pool.link.options
+    link.options = replace(options, timeout_s=timeout_s)
+    try:
+        yield
+    finally:
+        link.options = options
 
 
 def answered(pool: Any) -> bool:

@@ -1,5 +1,6 @@
 """A real service process for tests: started, awaited by its own words, and checked for what it leaves behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,10 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from process_tree import children_of
+from waiting import until
 
 DEADLINE_S = 20.0
 
@@ -46,6 +50,7 @@ class ServiceProcess:
             pass_fds=pass_fds,
         )
         self.lines: list[str] = []
+        self._kill_count = 0
         self._arrived = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -92,14 +97,29 @@ class ServiceProcess:
         self.wait()
 
     def kill_child(self) -> None:
-        """Sends SIGKILL to the process that serves."""
+        """Sends SIGKILL to the process that serves, as soon as the last one that was killed is replaced."""
+        self._kill_count += 1
+        self.wait_for("ready", self._kill_count)
         os.kill(self.child_pid, signal.SIGKILL)
 
     def restart_child(self) -> dict[str, Any]:
         """Kills the process that serves and returns what the next one says when it is ready."""
+        self.wait_for("ready", self._kill_count + 1)
         ready_count = len(self.entries("ready"))
         self.kill_child()
         return self.wait_for("ready", ready_count + 1)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Kills the process that serves; the one that stands by does not go on before the end."""
+        self.wait_for("ready", self._kill_count + 1)
+        (standby,) = until(lambda: [pid for pid in children_of(self.process.pid) if self._stands_by(pid)])
+        os.kill(standby, signal.SIGSTOP)
+        try:
+            self.kill_child()
+            yield
+        finally:
+            os.kill(standby, signal.SIGCONT)
 
     def wait(self) -> int:
         """Waits for the process, and every child of it, to end by itself; returns its exit status."""
@@ -128,6 +148,11 @@ class ServiceProcess:
         """Returns the log entries of that event so far."""
         entries = [json.loads(line) for line in list(self.lines) if line.startswith("{")]
         return [entry for entry in entries if entry.get("event") == event]
+
+    def _stands_by(self, pid: int) -> bool:
+        # Not one that is still to run its program: who starts it waits for that.
+        program = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return pid != self.child_pid and b"kvharbor.server.child" in program
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -88,6 +88,7 @@ def watcher(caller: RawCaller, pool_id: str) -> Callable[[int], None]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(120 + SOAK_S)
 def test_nothing_stands_still(start_fresh: StartService, tmp_path: Path) -> None:
     """D4: no thread stands still, the 99th percentile of calls and scrapes is below 1 s, and SIGTERM ends it in order.

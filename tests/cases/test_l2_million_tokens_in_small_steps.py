@@ -35,10 +35,10 @@ def test_a_long_sequence_grows_as_fast_as_a_short_one(policy: str) -> None:
     finish(pool.commit(1, view.number, Commit(STEP)))
     took = []
     for known in range(STEP, TOKENS, STEP):
-        began = time.perf_counter()
+        began = time.thread_time()
         finish(pool.extend(1, view.number, known + STEP))
         finish(pool.commit(1, view.number, Commit(known + STEP, IDS[4 * known : 4 * (known + STEP)])))
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
         pool.drain_events()
     first, last = sorted(took[:128])[64], sorted(took[-128:])[64]
     assert sum(took) <= 5.0
@@ -58,10 +58,10 @@ def test_a_lookup_stops_at_the_first_miss() -> None:
     fresh = array("I", range(7, TOKENS + 7)).tobytes()
     taken = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.thread_time()
         cold = finish(pool.lookup("t", Prompt(fresh)))
         partial = finish(pool.lookup("t", Prompt(IDS)))
-        taken.append(time.perf_counter() - began)
+        taken.append(time.thread_time() - began)
     assert min(taken) <= 0.2
     assert (cold.present_tokens, partial.present_tokens) == (0, 16)
 

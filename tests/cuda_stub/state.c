@@ -109,14 +109,15 @@ static CUresult fault(const char *function) {
     return due ? code : CUDA_SUCCESS;
 }
 
+static void pause_for(double seconds, const char *file) {
+    const struct timespec piece = {0, 10000000};
+    for (; seconds > 0 && (!file || access(file, F_OK) == 0); seconds -= 0.01) nanosleep(&piece, NULL);
+}
+
 CUresult entered(const char *function) {
     const char *slow = told("KVSTUB_SLOW", function);
     const char *file = slow ? strchr(slow, ':') : NULL;
-    if (slow && (!file || access(file + 1, F_OK) == 0)) {
-        double seconds = atof(slow);
-        struct timespec pause = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-        nanosleep(&pause, NULL);
-    }
+    if (slow) pause_for(atof(slow), file ? file + 1 : NULL);
     return initialised ? fault(function) : CUDA_ERROR_NOT_INITIALIZED;
 }
 

@@ -172,6 +172,7 @@ class Engine:
         return len(self.under_way) < self.depth and self.scheduler.has_requests()
 
     def schedule(self) -> Step:
+        assert not self.scheduler._pool.released, "what went is told where it went"
         output = self.scheduler.schedule()
         self.step_count += 1
         step = Step(output, [self._row(request_id) for request_id in self._mirror(output)])

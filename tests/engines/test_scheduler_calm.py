@@ -47,6 +47,28 @@ def test_a_step_that_only_decodes_looks_after_nobody(asynchronous: bool) -> None
     churn.check()
 
 
+@KINDS
+def test_a_session_between_two_inputs_does_not_disturb_the_calm(asynchronous: bool) -> None:
+    """E29: it holds blocks, and needs nothing until its input comes."""
+    churn = Churn(asynchronous=asynchronous, seed=1)
+    engine = churn.engines[0]
+    engine.add("session", [*range(200, 203)], 3, resumable=True)
+    while len(engine.answers["session"]) < 3 or engine.under_way:
+        engine.step()
+    churn.ask("r", engine, [*range(BLOCK_TOKENS + 3)], 2 * BLOCK_TOKENS)
+    for _ in range(4):
+        engine.step()
+    counted = looked_after(engine)
+    for _ in range(BLOCK_TOKENS):
+        engine.step()
+    assert counted[0] <= 3
+    engine.go_on("session", [*range(300, 300 + 2 * BLOCK_TOKENS)], 3)
+    assert "session" in {row.request_id for row in engine.schedule().rows}
+    engine.abort("session")
+    churn.drain()
+    churn.check()
+
+
 def others_get_what_is_spare(*, asynchronous: bool, mutate: Mutation | None = None) -> None:
     """Another engine needs all that is left, the spare block too, while steps are calm."""
     churn = decoding(asynchronous=asynchronous, mutate=mutate)

@@ -129,6 +129,24 @@ def test_a_step_asks_once_where_there_is_none() -> None:
     assert len(around.asked) == 2
 
 
+def test_a_room_that_was_refused_is_not_settled_when_its_store_has_some_again() -> None:
+    """[E27] The next step may need more than that, and asks anew."""
+    around = Around(0, 1, store=(store := Store(1)))
+    around.room.begin_step(2)
+    around.room.trim(0)
+    assert around.room.is_settled(2)
+    for _ in range(2):
+        around.room.when_empty()
+        around.free_block_queue.num_free_blocks = 0  # each of the two takes what there is
+    store.count = 1
+    assert not around.room.is_settled(2)
+    around.room.begin_step(2)
+    around.room.when_empty()
+    around.free_block_queue.num_free_blocks = 0
+    around.room.when_empty()
+    assert (around.room.free_count, len(around.asked)) == (1, 2)
+
+
 def test_a_step_asks_again_for_what_a_request_has_just_made_room() -> None:
     """[E15] What it had is told first."""
     around = Around(0, 1)

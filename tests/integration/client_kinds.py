@@ -11,6 +11,7 @@ import pytest
 
 from integration.client_worker import LAYOUT, pool_size
 from kvharbor.client import EpochEnded, Warm, WarmTask, aio, connect
+from waiting import DEADLINE_S
 
 KINDS = ("sync", "asyncio")
 Connect = Callable[..., Any]
@@ -19,11 +20,15 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def connector(kind: str) -> Iterator[Connect]:
-    """Yields a blocking `connect`; closes the harbors that it made."""
+    """Yields a blocking `connect`; closes the harbors that it made.
+
+    Their calls have the time that tests have: the next process of a service may take long on a busy machine.
+    """
     runner = asyncio.Runner()
     harbors: list[Any] = []
 
     def start(*args: Any, **options: Any) -> Any:
+        options.setdefault("timeout_s", DEADLINE_S)
         harbor = (
             connect(*args, **options)
             if kind == "sync"

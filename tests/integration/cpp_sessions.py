@@ -7,7 +7,7 @@ import pytest
 from cpp_worker import CppWorker
 from integration.client_worker import LAYOUT, pool_size
 from kvharbor.client import Pool, connect
-from service_process import ServiceProcess
+from service_process import DEADLINE_S, ServiceProcess
 
 MODEL = LAYOUT.model
 StartWorker = Callable[..., CppWorker]
@@ -18,7 +18,9 @@ def start_worker() -> Iterator[StartWorker]:
     """Starts C++ workers with a session, and the memory of a pool if it is named."""
     started: list[CppWorker] = []
 
-    def start(service: ServiceProcess, pool_name: str = "", block_count: int = 8, timeout_s: float = 10.0) -> CppWorker:
+    def start(
+        service: ServiceProcess, pool_name: str = "", block_count: int = 8, timeout_s: float = DEADLINE_S
+    ) -> CppWorker:
         started.append(CppWorker.connected(service.socket, timeout_s=timeout_s))
         if pool_name:
             started[-1].open(pool_name, MODEL, 1, pool_size(block_count))

@@ -33,7 +33,7 @@ def run(harbor: str, *arguments: str | bytes) -> "subprocess.CompletedProcess[st
 def test_what_is_no_token_id_is_told_by_its_place(harbor: str, ids: str) -> None:
     """Too many digits for a number are no id either."""
     failed = run(harbor, "lookup", POOL, "--ids", f"7,{ids}")
-    assert (failed.returncode, failed.stdout) == (1, "")
+    assert (failed.returncode, failed.stdout) == (2, "")
     told = f"kvharbor: --ids: {ids[:40]!r}, number 2, is no token id: write whole numbers below 2^32 like 1,2,3"
     assert failed.stderr.startswith(told)
     assert failed.stderr.count("\n") == 1

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGHUP, SIGSEGV
+from signal import SIGHUP, SIGINT, SIGSEGV
 
 import pytest
 
@@ -77,6 +77,15 @@ def test_a_terminal_is_told_of_the_next_process_and_of_the_end(start_fresh: Star
         status, told = ended(process)
         assert (status, told.count("\n")) == (1, 1)
         assert "has ended, and the session with it" in told
+
+
+def test_to_be_interrupted_is_how_it_is_meant_to_end(service: ServiceProcess) -> None:
+    """With status 0 and no word."""
+    publish(service)
+    with watching(service.socket) as process:
+        line(process)
+        process.send_signal(SIGINT)
+        assert ended(process) == (0, "")
 
 
 def test_a_cold_start_ends_it(start_fresh: StartService, tmp_path: Path) -> None:

@@ -21,11 +21,10 @@ def test_a_sequence_goes_on_through_the_death_of_the_process(open_harbor: Connec
     held, other = pool.allocate(range(20), reserve_tokens=28), pool.allocate(range(100, 116))
     stamp(pool, held, 0, range(20))
     assert held.commit(20).committed_tokens == 16
-    service.kill_child()
-    stamp(pool, held, 20, range(20, 33))
-    while not (result := held.commit(33, list(range(20, 33)))).pending:
-        pytest.fail(f"the process was there: {result}")
-    other.release()
+    with service.away():
+        stamp(pool, held, 20, range(20, 33))
+        assert held.commit(33, list(range(20, 33))).pending
+        other.release()
     service.wait_for("ready", 2)
     assert pool.lookup(range(48)).present_tokens == 32
     assert held.commit(33).committed_tokens == 32
@@ -164,14 +163,13 @@ def test_calls_that_are_not_sent_twice_to_a_process_go_to_the_next(
 ) -> None:
     """C8: a warm-up under way when the process dies is made by the next, and nothing is left of the first."""
     pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(16))
-    for ready_count in (2, 4):
+    for _ in range(2):
         service.kill_child()
         sequence = pool.warmup(range(16), "w", ttl_s=600).sequence
         if sequence is not None:
             sequence.commit(16)
             sequence.release()
         assert (pool.stats().sequence_count, pool.stats().warm_block_count) == (0, 1)
-        service.wait_for("ready", ready_count)  # it may serve before it says so
         service.restart_child()
         pool.unwarm("w")
 

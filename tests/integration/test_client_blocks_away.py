@@ -16,7 +16,7 @@ from waiting import until
 @pytest.mark.slow
 def test_what_a_session_holds_outlives_the_process(service: ServiceProcess) -> None:
     """G7, C17: leased blocks, published ones and a shadow; calls made while it is away take effect."""
-    with connect(service.target) as one, connect(service.target) as two:
+    with connect(service.target, timeout_s=DEADLINE_S) as one, connect(service.target, timeout_s=DEADLINE_S) as two:
         pool, other = (each.open_pool("p", LAYOUT, pool_size(32)) for each in (one, two))
         named = keys("kept", 3)
         chain = Chain(keys=b"".join(named), namespace=SPACE, table_block_count=5)

@@ -1,5 +1,6 @@
 """Calls of a harbor and a pool against a real service; each test runs with the synchronous and the asyncio client."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from kvharbor.client import (
     LayoutMismatch,
     PinEnded,
     PinNotFound,
+    PinStats,
     PoolInUse,
     PoolNotFound,
     PoolSizeMismatch,
@@ -30,7 +32,7 @@ from kvharbor.client import (
 from kvharbor.gpumem import DataType, Layout
 
 
-def test_a_prefix_is_pinned_computed_and_let_go(pool: Any) -> None:
+def test_a_prefix_is_pinned_computed_and_let_go(harbor: Any, pool: Any) -> None:
     """Warmup gives a sequence for what is missing; what is committed stays pinned past its release."""
     warm = pool.warmup(range(32), "system-prompt", ttl_s=60)
     assert (warm.pinned_tokens, warm.missing_tokens, warm.ttl_s) == (0, 32, 60)
@@ -38,8 +40,14 @@ def test_a_prefix_is_pinned_computed_and_let_go(pool: Any) -> None:
         missing.commit(32)
     stats = pool.stats()
     assert (stats.pin_count, stats.warm_budget_used_block_count, stats.warm_budget_block_count) == (1, 2, 2)
+    (pin,) = stats.pins
+    assert dataclasses.replace(pin, ttl_s=None) == PinStats(
+        "system-prompt", harbor.tenant, 32, 0, filling=False, ttl_s=None
+    )
+    assert 0 < pin.ttl_s <= 60
     present = pool.warmup_present(range(48), "system-prompt")
     assert (present.pinned_tokens, present.ttl_s, present.sequence) == (32, None, None)
+    assert [pin.ttl_s for pin in pool.stats().pins] == [None]
     with pytest.raises(WarmBudgetExceeded):
         pool.warmup(range(100, 148), "another")
     pool.unwarm("system-prompt")
@@ -145,7 +153,7 @@ def test_a_pool_is_opened_once_a_harbor(harbor: Any, pool: Any) -> None:
     with pytest.raises(LayoutMismatch) as mismatch:
         harbor.open_pool(pool.name, other)
     assert [key for key in mismatch.value.metadata if "dim" in key.lower()]
-    with pytest.raises(PoolSizeMismatch):
+    with pytest.raises(PoolSizeMismatch, match="ask for that size or for none, or drop the pool first"):
         harbor.open_pool(pool.name, LAYOUT, pool_size(9))
     with pytest.raises(InsufficientMemory):
         harbor.open_pool("huge", LAYOUT, "1TiB")

@@ -87,6 +87,25 @@ def test_full_is_a_typed_error_with_its_numbers(
     assert (mistake.value.kind, mistake.value.reason) == ("CallerMistake", "REQUEST_TOO_LARGE")
 
 
+def test_a_page_that_is_none_is_refused_with_what_to_do(
+    python_pool: Pool, shared_service: ServiceProcess, start_worker: StartWorker
+) -> None:
+    """The caller's mistake, found before any memory is touched."""
+    worker = start_worker(shared_service, python_pool.name)
+    for page, told in (
+        (("key", 0, 0), "plane is key, must be a plane of the layout: name one of k, v"),
+        (("k", 2, 0), "layer is 2, must be in [0, 2): count the plane's layers from 0"),
+        (("v", 1, 9), "block is 9, must be in [0, 9): take blocks from a table of this pool"),
+    ):
+        with pytest.raises(CppError) as mistake:
+            worker.peek(*page)
+        assert (mistake.value.kind, mistake.value.reason, str(mistake.value)) == (
+            "CallerMistake",
+            "INVALID_FIELD",
+            told,
+        )
+
+
 def test_a_wait_for_room_ends_when_there_is_some(
     python_pool: Pool, shared_service: ServiceProcess, start_worker: StartWorker
 ) -> None:

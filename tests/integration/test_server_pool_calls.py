@@ -6,9 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
+from kvharbor.gpumem import left_memory
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import pool_service_pb2 as pools
-from raw_caller import BLOCK_BYTES, RawCaller, refused, small_layout
+from raw_caller import BLOCK_BYTES, RawCaller, refused, small_layout, tokens
 from service_process import ServiceProcess
 
 
@@ -98,6 +99,29 @@ def test_a_pool_that_is_used_is_not_dropped(caller: RawCaller, harbor: str) -> N
     with refused() as found:
         caller.call(caller.pools.DescribePool, pools.DescribePoolRequest(pool_id=dropped))
     assert (found[0].code, found[0].reason) == (grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")
+
+
+def test_a_service_is_not_told_to_map_what_a_dropped_pool_had(service: ServiceProcess) -> None:
+    """Operators are to end whoever maps arenas without an owner: never the service itself."""
+    with RawCaller(str(service.socket)) as caller:
+        pool_id = caller.open_pool("dropped")
+        assert not caller.call(caller.pools.DropPool, pools.DropPoolRequest(pool_id=pool_id)).already_dropped
+        assert service.child_pid not in dict(left_memory().shares)
+
+
+def test_stats_name_the_oldest_pins_and_count_all(caller: RawCaller) -> None:
+    """What a snapshot costs does not grow with what a tenant pins; each says what is left of its time."""
+    pool_id = caller.open_pool("pins", block_count=512)
+    caller.commit(pool_id, caller.allocate(pool_id, *range(16)).sequence_id, 16)
+    for number in range(70):
+        asked = cache.WarmupRequest(pool_id=pool_id, token_ids=tokens(*range(16)), name=str(number))
+        if number:
+            asked.ttl.FromSeconds(60 + number)
+        caller.call(caller.cache.Warmup, asked)
+    stats = caller.stats(pool_id)
+    assert (stats.pin_count, [pin.name for pin in stats.pins]) == (70, [str(number) for number in range(64)])
+    assert not stats.pins[0].HasField("ttl")
+    assert 0 < stats.pins[63].ttl.seconds < 123
 
 
 def test_pools_are_listed_by_name_a_page_at_a_time(service: ServiceProcess) -> None:

@@ -227,6 +227,17 @@ def test_it_overwrites_nothing_unasked(start_fresh: StartService, tmp_path: Path
     assert json.loads(file.read_text()) == {"kvharbor_trace": 1, "block_tokens": BLOCK_TOKENS}
 
 
+def test_where_it_cannot_write_it_does_not_say_that_it_records(service: ServiceProcess, tmp_path: Path) -> None:
+    """One line says why."""
+    file = tmp_path / "no-such-folder" / "trace.jsonl"
+    command = [sys.executable, "-m", "kvharbor.server.cli", "record", "p", str(file), f"--socket={service.socket}"]
+    with RawCaller(str(service.socket)) as caller:
+        caller.open_pool("p")
+        failed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr == f"kvharbor: cannot write {file}: No such file or directory\n"
+
+
 def test_it_ends_by_itself_and_leaves_a_whole_file_when_the_service_goes(
     start_fresh: StartService, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from waiting import until
 pytestmark = pytest.mark.slow
 WAIT_S = 3
 STOPPED_S = 4.0
+STALL = "the process did not run, deadlines are put off"
 
 
 @contextlib.contextmanager
@@ -29,8 +30,10 @@ def stopped(service: ServiceProcess) -> Iterator[None]:
     while time.monotonic() - stopped_at < STOPPED_S:
         os.sched_yield()
     os.kill(service.child_pid, signal.SIGCONT)
-    stall = service.wait_for("the process did not run, deadlines are put off")
-    assert STOPPED_S - 0.5 < stall["stalled_s"] < STOPPED_S + 5
+    # A busy machine may have had it stalled for less before.
+    least_s = STOPPED_S - 0.5
+    stalled_s = until(lambda: [entry["stalled_s"] for entry in service.entries(STALL) if entry["stalled_s"] > least_s])
+    assert max(stalled_s) < STOPPED_S + 5
 
 
 def test_an_allocate_that_waits_and_a_handoff_outlive_a_stall(start_fresh: StartService) -> None:

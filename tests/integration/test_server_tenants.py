@@ -88,6 +88,29 @@ def test_a_tenant_sees_nothing_of_another(both: tuple[RawCaller, RawCaller]) -> 
 
 @pytest.mark.root
 @pytest.mark.slow
+def test_pins_are_named_to_their_tenant_and_to_administrators(both: tuple[RawCaller, RawCaller]) -> None:
+    """In Stats, and where they keep a pool from being dropped."""
+    administrator, _ = both
+    pool_ids = [caller.open_pool("p") for caller in both]
+    for caller, pool_id, name in zip(both, pool_ids, ("ours", "theirs"), strict=True):
+        asked = cache.WarmupRequest(pool_id=pool_id, token_ids=tokens(*range(16)), name=name)
+        sequence = caller.call(caller.cache.Warmup, asked).sequence
+        caller.commit(pool_id, sequence.sequence_id, 16)
+    seen = [
+        [(pin.name, pin.tenant, pin.pinned_tokens) for pool in reply.pools for pin in pool.pins]
+        for reply in (caller.call(caller.cache.Stats, cache.StatsRequest()) for caller in both)
+    ]
+    theirs = ("theirs", f"uid-{OTHER_UID}", 16)
+    assert seen == [[("ours", "uid-0", 16), theirs], [theirs]]
+    for caller in both:
+        with refused() as found:
+            caller.call(caller.pools.DropPool, pools.DropPoolRequest(pool_id=pool_ids[1]))
+        assert (found[0].reason, found[0].metadata["pinNames"]) == ("POOL_IN_USE", "'theirs'")
+    assert administrator.call(administrator.cache.Unwarm, cache.UnwarmRequest(pool_id=pool_ids[1], name="theirs"))
+
+
+@pytest.mark.root
+@pytest.mark.slow
 def test_eviction_is_for_administrators(both: tuple[RawCaller, RawCaller]) -> None:
     """PERMISSION_DENIED, with the user and the remedy; not even one's own pool."""
     _, stranger = both

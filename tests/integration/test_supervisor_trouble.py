@@ -12,8 +12,10 @@ from conftest import StartService
 from integration.supervised import server_info
 from raw_caller import RawCaller
 from service_process import ServiceProcess
+from waiting import until
 
 pytestmark = pytest.mark.slow
+STALL = "the process did not run, deadlines are put off"
 
 
 def test_a_hanging_child_is_replaced(start_fresh: StartService) -> None:
@@ -34,11 +36,14 @@ def test_a_child_that_was_stopped_for_less_goes_on(start_fresh: StartService) ->
     while time.monotonic() - stopped_at < 1.0:
         os.sched_yield()
     os.kill(service.child_pid, signal.SIGCONT)
-    stall = service.wait_for("the process did not run, deadlines are put off")
-    assert 0.8 < stall["stalled_s"] < 5
+    # A busy machine may have had it stalled for less before.
+    stalled_s = until(lambda: [entry["stalled_s"] for entry in service.entries(STALL) if entry["stalled_s"] > 0.8])
+    assert max(stalled_s) < 5
     info = server_info(service)
-    assert (info.restart_count, info.stall_count) == (0, 1)
-    assert info.stall_time.ToTimedelta().total_seconds() == pytest.approx(stall["stalled_s"], abs=0.01)
+    stalls = until(lambda: service.entries(STALL)[: info.stall_count], lambda seen: len(seen) == info.stall_count)
+    assert info.restart_count == 0
+    total_s = info.stall_time.ToTimedelta().total_seconds()
+    assert total_s == pytest.approx(sum(entry["stalled_s"] for entry in stalls), abs=0.01 * len(stalls))
 
 
 def test_a_restart_that_cannot_start_is_tried_again(start_fresh: StartService) -> None:

@@ -19,6 +19,7 @@ from waiting import until
 
 pytestmark = pytest.mark.slow
 GIVEN_UP = "upgrade given up: the new process does not start, the old one goes on"
+STAYS = "setting differs from the one in force, which stays until a cold start"
 
 # Recovering a pool waits while the file "wait" is there, and stands still where "hang" is.
 SLOW_RECOVERY = """
@@ -100,6 +101,31 @@ def test_an_upgrade_is_a_restart_in_order(start_fresh: StartService, tmp_path: P
         assert caller.open_pool("p") == pool_id
     assert service.stop() == 0
     assert service.entries("draining")[1]["grace_s"] == 3.0
+
+
+def test_settings_that_stay_until_a_cold_start_are_told(tmp_path: Path) -> None:
+    """In the log, by the command and to whoever asks. An address where there was none is none of them."""
+    config = tmp_path / "kvharbor.toml"
+    config.write_text('memory = "64MiB"\n')
+    with ServiceProcess(tmp_path / "kv.sock", environment={"KVHARBOR_CONFIG": str(config)}) as service:
+        service.wait_for("ready")
+        config.write_text('memory = "64MiB"\nlisten = "127.0.0.1:0"\n')
+        first = upgrade(service)
+        assert (first.returncode, first.stderr, list(server_info(service).kept_settings)) == (0, "", [])
+        config.write_text('memory = "128MiB"\nlisten = "127.0.0.1:1"\n')
+        second = upgrade(service)
+        sizes = ("67108864 bytes (64.0 MiB)", "134217728 bytes (128.0 MiB)")
+        found = [("memory", *sizes), ("listen", "127.0.0.1:0", "127.0.0.1:1")]
+        service.wait_for(STAYS, 2)
+        logged = service.entries(STAYS)
+        assert [(each["setting"], each["in_force"], each["wanted"], each["level"]) for each in logged] == [
+            (*each, "warning") for each in found
+        ]
+        told = "the setting {} stays as it was ({}, not {}): to change it, stop the service and start it\n"
+        assert (second.returncode, second.stderr) == (0, "".join(told.format(*each) for each in found))
+        info = server_info(service)
+        assert [(each.name, each.in_force, each.wanted) for each in info.kept_settings] == found
+        assert info.memory_bytes == 64 << 20
 
 
 def test_an_upgrade_to_what_cannot_start_changes_nothing(start_fresh: StartService, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from conftest import StartService
 from kvharbor.client import Pool, connect
 from kvharbor.engines.transformers import PoolModel, Sampling, Worker, layout_for
 from kvharbor.gpumem import BlockViews
-from service_process import ServiceProcess
 from tiny_models import decoder
 
 pytestmark = pytest.mark.slow
@@ -86,7 +85,7 @@ def test_an_answer_goes_on_through_deaths_of_the_process(
     }
     with connect(service.target, **harbor_options) as harbor:
         pool = harbor.open_pool("p", layout_for(decoder("Llama"), BLOCK_TOKENS), size="4MiB")
-        worker = worker_on(pool, {**events, 6: lambda: _kill_if_up(service)})
+        worker = worker_on(pool, events)
         made = worker.generate(PROMPTS, NEW_TOKENS, **options)
         assert [each.answers for each in made] == undisturbed(**options)
         stats = pool.stats()
@@ -94,11 +93,6 @@ def test_an_answer_goes_on_through_deaths_of_the_process(
         again = worker.generate(PROMPTS, NEW_TOKENS, **options)
         assert [each.answers for each in again] == [each.answers for each in made]
         assert [each.reused_tokens for each in again] == [96, 80]
-
-
-def _kill_if_up(service: ServiceProcess) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        service.kill_child()
 
 
 def test_an_answer_goes_on_in_a_new_epoch(

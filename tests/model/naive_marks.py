@@ -10,6 +10,10 @@ class NaiveMarks(NaiveBlocks):
     def __init__(self, block_count: int, block_tokens: int, most_entries: int) -> None:
         super().__init__(block_count, block_tokens, most_entries)
         self.marks: list[NaiveSequence] = []
+        self.signs: dict[int, float] = {}
+        """When each session has last said that it is at work [W7]."""
+        self.asked_at: dict[NaiveSequence, float] = {}
+        """When each mark's chain was last acquired."""
 
     def computing(self, namespace: str, tokens: list[int], block: int) -> list[NaiveSequence]:
         sequences, self.sequences = self.sequences, [*self.sequences, *self.marks]
@@ -31,15 +35,17 @@ class NaiveMarks(NaiveBlocks):
         return held_count, leased_count
 
     def mark(self, session: int, tokens: list[int], committed: int) -> None:
-        """A session computes a chain from a block on, if that is not too much; it may have said so before."""
+        """A session computes a chain from a block on, if that is not too much; to say so again is a sign."""
         for mark in self.marks_of(session):
             if (mark.tokens, mark.committed) == (tokens, committed):
-                mark.progress_at = self.now
+                self.signs[session] = self.asked_at[mark] = self.now
                 return
         marked = sum(len(self.chunks(one)) - one.committed for one in self.marks_of(session))
         count = len(tokens) // self.block_tokens
         if committed < count and marked + count - committed <= self.total:
-            self.marks.append(NaiveSequence(session, "", tokens, 0, 0, 0, committed, progress_at=self.now))
+            mark = NaiveSequence(session, "", tokens, 0, 0, 0, committed, progress_at=self.now)
+            self.asked_at[mark] = self.now
+            self.marks.append(mark)
 
     def abandon(self, session: int, tokens: list[int]) -> None:
         """[B8]"""

@@ -338,7 +338,6 @@ class PoolMachine(RuleBasedStateMachine):
 PoolMachine.TestCase.settings = settings(
     max_examples=int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "150")),
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestPoolAgainstNaiveModel = pytest.mark.slow(PoolMachine.TestCase)

@@ -190,7 +190,6 @@ class BlockMachine(PoolMachine):
 BlockMachine.TestCase.settings = settings(
     max_examples=int(os.environ.get("KVHARBOR_MODEL_EXAMPLES", "150")),
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestBlocksAgainstNaiveModel = pytest.mark.timeout(600)(pytest.mark.slow(BlockMachine.TestCase))

@@ -42,7 +42,6 @@ class InterleavedMachine(RuleBasedStateMachine):
 InterleavedMachine.TestCase.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=60,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 # A failure needs time to be made small.

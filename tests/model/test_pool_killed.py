@@ -33,7 +33,6 @@ class KilledMachine(RuleBasedStateMachine):
 KilledMachine.TestCase.settings = settings(
     max_examples=max(EXAMPLES // 4, 1),
     stateful_step_count=20,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 # A failure needs time to be made small.

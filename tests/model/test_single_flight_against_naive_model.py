@@ -44,7 +44,6 @@ class Flights(BlockMachine):
         self.pool._state.most_entries = self.naive.most_entries = 1 << 30  # that one is refused is the other tests'
         self.chance = random.Random(seed)
         self.waiting: list[Waiting] = []
-        self.signs: dict[int, float] = {}
         self.start_session()
 
     def walk(self, steps: int) -> None:
@@ -60,7 +59,8 @@ class Flights(BlockMachine):
             self.hand_one_over: 1,
             self.lose_one: 0.3,
             self.let_time_pass: 2,
-            self.say_at_work: 3,
+            self.say_so: 3,
+            self.go_on_for_long: 1,
             self.look_again: 4,
             self.leave: 1,
             self.evict_everything_unheld: 2,
@@ -84,10 +84,25 @@ class Flights(BlockMachine):
 
     def ask_for_blocks(self) -> None:
         """[W8] By a session that keeps tables of its own."""
-        session, tokens = self.chance.choice(self.sessions), list(self.chance.choice([*PROMPTS, *self.marked()]))
-        del tokens[len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS :]
-        table, stands_back = self.chance.randint(0, 3), self.chance.random() < 0.7
-        computes = self.chance.random() < 0.5
+        session, tokens = self.chance.choice(self.sessions), self.chance.choice([*PROMPTS, *self.marked()])
+        self.acquire_some(session, tokens, self.chance.randint(0, 3), computes=self.chance.random() < 0.5)
+
+    def go_on_for_long(self) -> None:
+        """[W7] A session is at work, or acquires what it computes again and again."""
+        session, asks = self.chance.choice(self.sessions), self.chance.random() < 0.5
+        for _ in range(self.chance.choice([2, 33, 36])):
+            self.naive.now += PATIENCE_S - 0.25
+            self.pool.tell_time(self.naive.now)
+            self.marks_agree()
+            if not asks:
+                self.say_at_work(session)
+            elif marks := self.naive.marks_of(session):
+                tokens = self.chance.choice(marks).tokens
+                self.acquire_some(session, tokens, 0, computes=True)
+                self.acquire_some(self.chance.choice(self.sessions), tokens, 0, computes=False)
+
+    def acquire_some(self, session: int, tokens: list[int], table: int, *, computes: bool) -> None:
+        tokens, stands_back = tokens[: len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS], self.chance.random() < 0.7
         matched = self.naive.present("", tokens)
         others = self.others(session, tokens, matched, len(tokens))
         before = self.pool.stats().counters
@@ -163,21 +178,23 @@ class Flights(BlockMachine):
         self.naive.now += self.chance.choice([0.5, 0.5, 1.0, PATIENCE_S, LONGEST_STEP_S - PATIENCE_S, LONGEST_STEP_S])
         self.pool.tell_time(self.naive.now)
 
-    def say_at_work(self) -> None:
-        session = self.chance.choice(self.sessions)
+    def say_so(self) -> None:
+        self.say_at_work(self.chance.choice(self.sessions))
+
+    def say_at_work(self, session: int) -> None:
         self.pool.note_computing(session)
-        self.signs[session] = self.naive.now
+        self.naive.signs[session] = self.naive.now
 
     def is_alive(self, writer: NaiveSequence) -> bool:
         """[W5] [W7] It has committed something just now, or not long ago and its session says that it is at work."""
         idle_s = self.naive.now - writer.progress_at
-        says_so = writer.session in self.signs and self.naive.now - self.signs[writer.session] < PATIENCE_S
+        says_so = writer.session in self.naive.signs and self.naive.now - self.naive.signs[writer.session] < PATIENCE_S
         return idle_s < PATIENCE_S or (says_so and idle_s < LONGEST_STEP_S)
 
     def idle_s(self, writer: NaiveSequence) -> float:
         """[W2] How long there was no sign of it, that a sign long after its last commit is not taken for."""
         last_sign = min(
-            self.signs.get(writer.session, writer.progress_at), writer.progress_at + LONGEST_STEP_S - PATIENCE_S
+            self.naive.signs.get(writer.session, writer.progress_at), writer.progress_at + LONGEST_STEP_S - PATIENCE_S
         )
         return self.naive.now - max(writer.progress_at, last_sign)
 
@@ -271,7 +288,7 @@ class Flights(BlockMachine):
             self.pool.stop_waiting(self.waiting.pop(self.chance.randrange(len(self.waiting))).awaited)
 
     def marks_agree(self) -> None:
-        """[B6] [B8] Each is there, but for some that have stalled; those are none from then on."""
+        """[B6] [B8] Each is there, but for some that have stalled and are not acquired; those are none from then on."""
         there = Counter((one.session, one.committed_blocks, bytes(one.tail)) for one in self.pool._state.marks.by_age)
         for mark in sorted(self.naive.marks, key=self.is_alive, reverse=True):
             tail = encode(mark.tokens[mark.committed * BLOCK_TOKENS :])
@@ -279,6 +296,7 @@ class Flights(BlockMachine):
                 there[mark.session, mark.committed, tail] -= 1
             else:
                 assert not self.is_alive(mark), f"[B6] {mark} is not marked"
+                assert self.naive.now - self.naive.asked_at[mark] >= PATIENCE_S, f"[B6] {mark} could begin anew"
                 self.naive.marks.remove(mark)
         assert not +there, "[B6] [B8] what is marked is not computed"
 

@@ -133,7 +133,7 @@ class Script:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 6)), min_size=5, max_size=25))
 def test_what_is_told_is_what_was_stepped(script: list[tuple[str, int]]) -> None:
     """C20: whatever dies when, each sequence has its tokens, each once and in its place, and its own blocks."""

@@ -1,12 +1,17 @@
 """Commits of a decode batch that are refused while a sequence leaves, and sequences that join again after one."""
 
+import threading
+from array import array
+
 import pytest
 
 from decoding_here import prefilled
 from fake_process import refused_item
 from fake_service import FakeService
 from fake_stream import blocks_of
-from kvharbor.client import CursorOutOfRange, DecodeBatch, HarborError, Pool
+from kvharbor.client import CursorOutOfRange, DeadlineExceeded, DecodeBatch, HarborError, Pool
+from moments import once, wait_for
+from waiting import until
 
 
 @pytest.fixture
@@ -43,6 +48,29 @@ def test_a_refusal_of_a_whole_request_keeps_nobody_waiting(
     assert len(batch) == 0
     for sequence in sequences:
         sequence.release()
+
+
+def test_what_follows_a_refused_commit_is_not_told(service: FakeService, pool: Pool, batch: DecodeBatch) -> None:
+    """C11: its tokens would stand where those of the refused one belong, with the KV of these."""
+    sequence = prefilled(pool, 10)
+    batch.join(sequence)
+    served, given_up = threading.Event(), threading.Event()
+    once(service.blocks.before, "commit", wait_for(served))
+    for token in (1, 2):
+        batch.step([token])
+        with pytest.raises(DeadlineExceeded):
+            batch.sync(timeout_s=0.01)
+    service.sequences[sequence.id].token_count = 99
+    once(service.blocks.after, "commit", lambda: once(service.blocks.after, "commit", wait_for(given_up)))
+    served.set()
+    until(lambda: batch.step([3]).refused)
+    service.kill()
+    given_up.set()
+    service.begin()
+    (told,) = service.wait_until_resumed().sequences
+    assert (told.sequence.computed_tokens, told.sequence.token_count) == (10, 10)
+    assert told.tail_token_ids == array("I", range(10)).tobytes()
+    batch.release([sequence])
 
 
 def test_a_row_that_was_refused_joins_again_as_any_other(service: FakeService, pool: Pool, batch: DecodeBatch) -> None:

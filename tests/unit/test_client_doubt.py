@@ -36,8 +36,9 @@ from moments import halt, once, wait_for
 
 @pytest.mark.parametrize("failure", [ResumeRequired("r"), ServiceAway("a"), Starting("s"), Draining("d")])
 def test_what_is_refused_for_now_may_have_been_sent_before(failure: HarborError) -> None:
-    """The process that took it in may have ended, and its answer with it."""
+    """The process that took it in may have ended, and its answer with it: the error says so."""
     sequence = state()
+    failure.outcome_unknown = True
     batch = CommitBatch.of(CALLS, [Commit(sequence, 40, [5, 6])])
     with pytest.raises(type(failure)):
         fail(batch, failure)
@@ -88,9 +89,10 @@ def test_a_hand_off_under_way_is_told_as_taken(open_harbor: Connect, service: Fa
 
 def test_a_hand_off_that_is_refused_leaves_no_doubt(open_harbor: Connect, service: FakeService) -> None:
     """Nothing of it was done, so that it may be another one the next time."""
-    held = open_harbor(service.target).open_pool("p", LAYOUT).allocate(range(20), reserve_tokens=16)
+    token_count = MAX_MESSAGE_BYTES // TOKEN_BYTES
+    held = open_harbor(service.target).open_pool("p", LAYOUT).allocate(range(20), reserve_tokens=token_count)
     with pytest.raises(MessageTooLarge):
-        held.handoff(16, np.zeros(MAX_MESSAGE_BYTES // TOKEN_BYTES, np.uint32))
+        held.handoff(16, np.zeros(token_count, np.uint32))
     held.require_usable()
     assert held.handoff(20, [7])
 

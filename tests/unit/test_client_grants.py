@@ -129,7 +129,7 @@ def test_what_a_cancelled_wait_is_granted_on_the_way_is_given_back(service: Fake
 
 def test_an_acquire_out_of_time_gives_back_what_comes_too_late(service: FakeService) -> None:
     """C4: but nothing that the session held before."""
-    with connect(service.target, timeout_s=0.2) as harbor:
+    with connect(service.target) as harbor:
         pool = harbor.open_pool("p", LAYOUT)
         blocks = published(pool, 2)
         pool.blocks.flush()
@@ -137,7 +137,7 @@ def test_an_acquire_out_of_time_gives_back_what_comes_too_late(service: FakeServ
         go_on = threading.Event()
         once(service.blocks.before, "acquire", wait_for(go_on))
         with pytest.raises(DeadlineExceeded):
-            pool.blocks.acquire([chain(3, 5)])
+            pool.blocks.acquire([chain(3, 5)], timeout_s=0.2)
         go_on.set()
         until(lambda: service.blocks.of_kind("release_blocks"))
         pool.blocks.flush(DEADLINE_S)

@@ -18,6 +18,7 @@ from integration.client_worker import LAYOUT
 from ipc_owner import IpcOwner, OwnedArena
 from kvharbor.client import DeadlineExceeded, HarborClosed, PoolInUse, StateRefused, connect
 from kvharbor.gpumem import ArenaClosed, VmmArena, device_of
+from moments import hurried
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_here")]
 
@@ -126,9 +127,9 @@ def test_a_drop_without_an_answer_ends_the_pool_here(service: FakeService, nothi
         answered.wait(DEADLINE_S)
 
     service.before["DropPool"] = hold
-    with connect(service.target, timeout_s=0.5) as harbor:
-        harbor.open_pool("p", LAYOUT)
-        with pytest.raises(DeadlineExceeded):
+    with connect(service.target) as harbor:
+        pool = harbor.open_pool("p", LAYOUT)
+        with hurried(pool, 0.5), pytest.raises(DeadlineExceeded):
             harbor.drop_pool("p")
         assert cuda_stub.live_count() == nothing_here
         answered.set()

@@ -12,6 +12,7 @@ from integration.client_kinds import Connect
 from integration.client_worker import LAYOUT
 from kvharbor.client import DeadlineExceeded, NoOrder, StreamOrder, aio, connect
 from kvharbor.client.ordering import Wait
+from moments import hurried
 
 MARKED, WAITED = "marked", "waited"
 
@@ -178,10 +179,11 @@ def test_a_commit_without_an_answer_is_not_waited_for_twice(service: FakeService
         del service.after["Commit"]
         answered.wait(DEADLINE_S)
 
-    with connect(service.target, timeout_s=0.2) as harbor:
-        held = harbor.open_pool("p", LAYOUT, order=order).allocate(range(16), reserve_tokens=16)
+    with connect(service.target) as harbor:
+        pool = harbor.open_pool("p", LAYOUT, order=order)
+        held = pool.allocate(range(16), reserve_tokens=16)
         service.after["Commit"] = hold_once
-        with pytest.raises(DeadlineExceeded):
+        with hurried(pool, 0.2), pytest.raises(DeadlineExceeded):
             held.commit(16, [5])
         answered.set()
         order.take()

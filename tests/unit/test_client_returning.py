@@ -23,7 +23,7 @@ from kvharbor.client import (
 )
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
-from moments import answered, halt, once, wait_for
+from moments import answered, halt, hurried, once, wait_for
 from waiting import until
 
 
@@ -83,11 +83,11 @@ def test_a_commit_under_way_is_told_as_taken(open_harbor: Connect, service: Fake
 @pytest.mark.parametrize("hook", ["before", "after"])
 def test_a_commit_without_an_answer_is_told_as_taken(open_harbor: Connect, service: FakeService, hook: str) -> None:
     """C5, C11: here it has moved nothing; the next one carries it, whichever process has taken it."""
-    pool = open_harbor(service.target, timeout_s=0.5).open_pool("p", LAYOUT)
+    pool = open_harbor(service.target).open_pool("p", LAYOUT)
     held = pool.allocate(range(20), reserve_tokens=30)
     failed = threading.Event()
     once(getattr(service, hook), "Commit", wait_for(failed))
-    with pytest.raises(DeadlineExceeded):
+    with hurried(pool, 0.5), pytest.raises(DeadlineExceeded):
         held.commit(33, range(20, 35))
     service.restart()
     failed.set()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvharbor.client import DeadlineExceeded, ServiceUnreachable
+from kvharbor.client import DeadlineExceeded, ServiceUnreachable, connect
 from side_frames import open_side
 
 
@@ -46,3 +46,14 @@ def test_nobody_at_the_path_is_said_with_the_remedy(tmp_path: Path, kind: str) -
     with pytest.raises(ServiceUnreachable, match="kvharbor serve") as error:
         open_side(str(path))
     assert error.value.metadata["address"] == str(path)
+
+
+def test_a_socket_without_its_side_socket_is_told_from_none(tmp_path: Path) -> None:
+    """As where a container was given the one file: the service runs, and to start another would not help."""
+    service = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(service))
+        with pytest.raises(
+            ServiceUnreachable, match=r"s\.side beside it is not there: the folder of both has to be shared"
+        ):
+            connect(service)

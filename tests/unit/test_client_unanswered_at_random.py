@@ -1,19 +1,20 @@
-"""Commits whose answers are lost, and restarts, at random: what the client tells of them, told to the real pool [C11].
+"""Commits and extends whose answers are lost, and restarts, at random: what is told of them, to the real pool [C11].
 
 No sequence is lost by it, and tokens count once: the pool has of each just what a list of tokens says.
 """
 
+import contextlib
 import itertools
 from array import array
 from typing import Any
 
 from calls import encode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from restarts import Restarts
 
 from kvharbor.client import Commit, CommitResult, CursorOutOfRange, DeadlineExceeded, ExtraKey, HarborError
-from kvharbor.client.batches import CommitBatch, Repeats
+from kvharbor.client.batches import CommitBatch, ExtendBatch, Repeats
 from kvharbor.client.calls import PoolCalls
 from kvharbor.client.sequence_state import SequenceState
 from kvharbor.client.tail import Tail
@@ -24,6 +25,7 @@ from kvharbor.pool.steps import finish
 from kvharbor.server.status import item_status
 from kvharbor.server.wire import commit_of, held_of, sequence_message, shadow_message
 from kvharbor.v1 import cache_service_pb2 as cache
+from kvharbor.v1 import types_pb2
 
 CALLS = PoolCalls("e.1")
 TOO_MANY = 100
@@ -31,7 +33,7 @@ FATES = ("lost", "lost before", "lost half", "killed", "restart", "restart befor
 Commits = list[Commit[SequenceState]]
 fates = st.lists(st.sampled_from(FATES), max_size=3)
 steps = st.tuples(
-    st.sampled_from(["commit", "commit", "both", "beyond", "switch", "restart"]),
+    st.sampled_from(["commit", "commit", "both", "brim", "beyond", "extend", "extend", "switch", "restart"]),
     st.integers(0, 2),
     st.integers(0, 6),
     st.integers(0, 7),
@@ -49,6 +51,11 @@ class Listed:
         message = sequence_message(view, "")
         self.state = SequenceState(message, 4, Tail.of_prompt(asked, message))
         self.tokens, self.keys = [*range(token_count)], list[ExtraKey]()
+
+    def count_of(self, what: str, new_count: int) -> int:
+        """Returns how many tokens a commit is to add: up to the brim of the table, or more by `new_count`."""
+        left = self.state.capacity_tokens - len(self.tokens)
+        return {"beyond": TOO_MANY, "brim": max(left, 0) + new_count}.get(what, new_count)
 
     def commit(self, new_count: int, lag: int, keyed: bool) -> Commit[SequenceState]:
         """Returns one that carries what is in doubt."""
@@ -93,7 +100,31 @@ class World:
             self._run(repeats.batch, first)
         return self._run(CommitBatch.of(CALLS, repeats.rest()), second)
 
+    def extend(self, one: Listed, token_count: int, fates: list[str]) -> None:
+        """As a pool of the client does it."""
+        batch = ExtendBatch(CALLS, [(one.state, token_count)])
+        with batch.answered():
+            for fate in itertools.chain(fates, ["answered"]):
+                results = [] if "before" in fate else [self._extended(item) for item in batch.call.request.items]  # type: ignore[attr-defined]
+                if "lost" in fate:
+                    raise DeadlineExceeded("no answer")
+                if fate == "killed":
+                    raise KeyboardInterrupt
+                if fate != "answered":
+                    self.restart(2 if fate == "twice" else 1)
+        assert batch.outcomes(cache.ExtendResponse(results=results)) == [None]
+
+    def _extended(self, item: cache.ExtendItem) -> cache.ExtendResult:
+        known = item.known_block_count
+        added = finish(self.restarts.pool.extend(1, int(item.sequence_id), item.capacity_tokens, known))
+        table = types_pb2.BlockTable(
+            block_ids=encode(added.block_ids), generations=array("Q", added.generations).tobytes()
+        )
+        return cache.ExtendResult(added=table, capacity_tokens=added.capacity_tokens)
+
     def _run(self, batch: CommitBatch, fates: list[str]) -> list[CommitResult | HarborError]:
+        if batch.is_empty:
+            return batch.here()
         items: Any = batch.call.request.items  # type: ignore[attr-defined]
         with batch.answered():
             for fate in itertools.chain(fates, ["answered"]):
@@ -129,6 +160,7 @@ class World:
             if state.unanswered is not None:
                 continue
             known = pool._state.sequence(1, int(state.id))
+            assert len(known.table) == len(state.table) or (state.outgrown and len(known.table) > len(state.table))
             assert state.token_count == known.token_count == len(each.tokens)
             assert (state.computed_tokens, committed) == (known.computed_tokens, 4 * known.committed_blocks)
             assert bytes(known.tail) == bytes(state.tail.token_ids) == encode(each.tokens[committed:])
@@ -137,7 +169,6 @@ class World:
             assert there.present_tokens >= committed
 
 
-@settings(deadline=None)
 @given(st.lists(steps, max_size=14), st.sampled_from([1, 512]))
 def test_tokens_count_once_whatever_is_lost(script: list[Any], slice_blocks: int) -> None:
     world = World(slice_blocks)
@@ -146,9 +177,12 @@ def test_tokens_count_once_whatever_is_lost(script: list[Any], slice_blocks: int
             world.listed[number].state.switch_shadows()
         elif what == "restart":
             world.restart()
+        elif what == "extend":
+            with contextlib.suppress(DeadlineExceeded, KeyboardInterrupt):
+                world.extend(world.listed[number], new_count, becomes[0])
         else:
             chosen = [world.listed[number], world.listed[number - 1]][: 2 if what == "both" else 1]
-            commits = [each.commit(TOO_MANY if what == "beyond" else new_count, lag, keyed) for each in chosen]
+            commits = [each.commit(each.count_of(what, new_count), lag, keyed) for each in chosen]
             try:
                 outcomes = world.commit(commits, *becomes)
             except (DeadlineExceeded, KeyboardInterrupt):

@@ -18,6 +18,8 @@ from kvharbor.client.options import Options
 from kvharbor.v1 import cache_service_pb2 as cache
 
 DEADLINE_S = 10
+SHORT_S = 0.2
+"""Of a call that is to be out of time: once there is a connection, it is taken by then."""
 CALLS = PoolCalls("e.1")
 
 
@@ -97,7 +99,8 @@ def undone_ids(stub: Silent) -> tuple[list[str], list[str]]:
 def test_a_call_out_of_time_is_taken_back(silent: tuple[Silent, Address], name: str) -> None:
     """C4: by the request_id that the client made for it, before the error reaches the caller."""
     stub, address = silent
-    link = Link(address, Options(timeout_s=0.05))
+    link = Link(address, Options(timeout_s=SHORT_S))
+    grpc.channel_ready_future(link._channel).result(DEADLINE_S)
     with pytest.raises(DeadlineExceeded):
         link.run(CALLS_TO_UNDO[name]())
     taken, released = undone_ids(stub)
@@ -115,7 +118,8 @@ def test_an_asyncio_call_out_of_time_or_cancelled_is_taken_back(
     stub, address = silent
 
     async def body() -> None:
-        link = await AioLink.open(address, Options(timeout_s=0.05 if end == "deadline" else DEADLINE_S))
+        link = await AioLink.open(address, Options(timeout_s=SHORT_S if end == "deadline" else DEADLINE_S))
+        await asyncio.wait_for(link._channel.channel_ready(), DEADLINE_S)
         call: asyncio.Task[Any] = asyncio.create_task(link.run(CALLS_TO_UNDO[name]()))
         if end == "cancelled":
             await asyncio.to_thread(_wait_until_taken, stub)
@@ -136,7 +140,8 @@ def _wait_until_taken(stub: Silent) -> None:
 def test_a_call_that_takes_nothing_is_not_undone(silent: tuple[Silent, Address]) -> None:
     """A commit that is out of time is repeated instead [C5]."""
     stub, address = silent
-    link = Link(address, Options(timeout_s=0.05))
+    link = Link(address, Options(timeout_s=SHORT_S))
+    grpc.channel_ready_future(link._channel).result(DEADLINE_S)
     with pytest.raises(DeadlineExceeded):
         link.run(CALLS.commit([cache.CommitItem(sequence_id="e.1.2.3")]))
     link.close()

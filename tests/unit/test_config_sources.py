@@ -11,7 +11,7 @@ from kvharbor.pool import POLICIES
 from kvharbor.server.commands.serve import serve
 from kvharbor.server.errors import StartupError
 from kvharbor.server.settings import EvictionPolicy, Settings
-from kvharbor.server.sources import load_settings
+from kvharbor.server.sources import load_settings, unknown_variables
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -60,6 +60,21 @@ def test_an_unknown_key_in_a_table_is_refused_with_the_nearest_one(tmp_path: Pat
         load_settings({}, {}, written(tmp_path, '[pools.main]\nsiz = "1GiB"\n'))
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "name"),
+    [
+        ("[kvharbor]\nmemory = '1GiB'", {}, "kvharbor"),
+        ("[pools.main]\nquota = 3", {}, "quota"),
+        ("", {"KVHARBOR_XYZQ": "1"}, "KVHARBOR_XYZQ"),
+    ],
+)
+def test_where_no_key_is_near_none_is_named(tmp_path: Path, text: str, variables: dict[str, str], name: str) -> None:
+    """It would send the operator astray; the prefix of variables is no likeness."""
+    with pytest.raises(StartupError) as refused:
+        load_settings({}, variables, written(tmp_path, text))
+    assert str(refused.value).endswith(f"unknown setting {name!r}; docs/operations.md has those that there are")
+
+
 def test_variables_that_are_ours_but_no_settings_are_let_pass() -> None:
     """What `kvharbor exec` gives its command, and what Kubernetes sets beside a Service called kvharbor."""
     environment = {
@@ -71,6 +86,8 @@ def test_variables_that_are_ours_but_no_settings_are_let_pass() -> None:
         "KVHARBOR_PORT_50051_TCP_ADDR": "10.0.0.1",
     }
     assert load_settings({}, environment, None).settings == Settings()
+    told = "unknown setting 'KVHARBOR_SOKET'; did you mean 'KVHARBOR_SOCKET'?"
+    assert unknown_variables({**environment, "KVHARBOR_SOKET": "x", "SOKET": "x"}) == [told]
 
 
 def test_tables_in_the_environment_are_json() -> None:
@@ -107,9 +124,14 @@ def test_the_policies_of_the_settings_are_those_of_the_pool() -> None:
         ({"socket_mode": "0999"}, "no file mode"),
         ({"socket_mode": "1777"}, "no file mode"),
         ({"listen": "localhost"}, "write HOST:PORT"),
-        ({"listen": "localhost:70000"}, "write HOST:PORT"),
+        (
+            {"listen": "localhost:65536"},
+            r"setting listen \(flag\): 'localhost:65536' has no port; write one of 0 to 65535",
+        ),
+        ({"listen": f"localhost:{'9' * 5000}"}, "write one of 0 to 65535"),
         ({"grace_s": "-1"}, "greater than or equal to 0"),
-        ({"grace_s": "soon"}, "valid number"),
+        ({"grace_s": "5s"}, r"setting grace_s \(flag\): '5s': write seconds, e.g. 5$"),
+        ({"warm_budget_ratio": "half"}, "valid number"),
         ({"log_level": "loud"}, "'debug', 'info'"),
         ({"max_message_bytes": "10"}, "greater than or equal to 1048576"),
         ({"socket_group": "no-such-group"}, "there is no group"),
@@ -121,6 +143,34 @@ def test_a_bad_value_is_refused_with_its_setting_and_source(flags: dict[str, obj
     with pytest.raises(StartupError, match=message) as refused:
         load_settings(flags, {}, None)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('admin_uids = "root"', "setting admin_uids (file): 'root' is no list; write one of user ids, e.g. [1000]"),
+        ("admin_uids = 1000", "setting admin_uids (file): 1000 is no list; write one of user ids, e.g. [1000]"),
+        ("pools = 3", "setting pools (file): '3': write a table [pools.NAME]"),
+        ("tenants = 3", "setting tenants (file): '3': write a table [tenants]"),
+        ("[pools]\nmain = 3", "setting pools.main (file): '3': write a table [pools.main]"),
+        ("[pools.main]\nlayout = 3", "setting pools.main.layout (file): '3': write a table [pools.main.layout]"),
+    ],
+)
+def test_a_list_or_table_that_is_none_is_told_as_the_file_has_them(tmp_path: Path, text: str, message: str) -> None:
+    """And not by the types that Python has for them."""
+    with pytest.raises(StartupError) as refused:
+        load_settings({}, {}, written(tmp_path, text))
+    assert str(refused.value) == message
+
+
+def test_words_may_be_in_capitals(tmp_path: Path) -> None:
+    """As units of sizes may."""
+    file = written(tmp_path, 'log_level = "INFO"\n[pools.main]\neviction_policy = "LRU"\n')
+    flags = {"eviction_policy": "Auto", "arena": "HOST", "cuda_runtime": "Driver", "log_format": "JSON"}
+    settings = load_settings(flags, {}, file).settings
+    words = (settings.log_level, settings.eviction_policy, settings.arena, settings.cuda_runtime, settings.log_format)
+    assert words == ("info", "auto", "host", "driver", "json")
+    assert settings.pool_rules("main").eviction_policy == "lru"
 
 
 def test_a_number_without_a_unit_in_the_file_is_refused(tmp_path: Path) -> None:

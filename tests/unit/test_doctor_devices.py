@@ -12,7 +12,7 @@ from kvharbor.gpumem import driver as calls
 from kvharbor.gpumem.arena import ArenaKind
 from kvharbor.gpumem.devices import DeviceMemory
 from kvharbor.server.doctor import arenas, devices, driver
-from kvharbor.server.doctor.check import State
+from kvharbor.server.doctor.check import State, obstacles
 from kvharbor.server.settings import Settings
 from made_up_machine import GIB, MadeUpMachine, found_by
 
@@ -229,11 +229,13 @@ def test_without_a_driver_the_remedy_is_that_of_the_place(
         raise CudaUnavailable("no library", "see elsewhere")
 
     monkeypatch.setattr(calls, "init", missing)
-    checks = list(driver.checks(machine.surroundings(environment=environment)))
-    finding = found_by(checks, "driver.api")
-    assert (finding.state, finding.found) == (State.FAIL, "no library")
-    assert remedy in finding.remedy
-    assert found_by(checks, "driver.for_cupy").state is State.SKIPPED
+    for arena, state in ((ArenaKind.CUDA_VMM, State.FAIL), (ArenaKind.HOST, State.SKIPPED)):
+        checks = list(driver.checks(machine.surroundings(environment=environment, arena=arena)))
+        finding = found_by(checks, "driver.api")
+        assert (finding.state, finding.found) == (state, "no library")
+        assert remedy in finding.remedy
+        assert obstacles([finding], ArenaKind.CUDA_VMM) == [finding]
+        assert found_by(checks, "driver.for_cupy").state is State.SKIPPED
 
 
 def test_without_the_package_nothing_is_said_of_the_driver(

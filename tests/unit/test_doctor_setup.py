@@ -10,7 +10,7 @@ import pytest
 from kvharbor.gpumem import CudaUnavailable
 from kvharbor.gpumem.arena import ArenaKind
 from kvharbor.server.doctor import environment, packages, transport
-from kvharbor.server.doctor.check import ANY_ARENA, State
+from kvharbor.server.doctor.check import ANY_ARENA, State, obstacles
 from kvharbor.server.settings import Settings
 from made_up_machine import MadeUpMachine, found_by
 
@@ -43,11 +43,35 @@ def test_a_package_for_devices_that_is_missing_is_in_their_way_only(
     machine: MadeUpMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host's arena does without."""
+    machine.write("proc/driver/nvidia/version", "NVRM version: 580.65\n")
     monkeypatch.setattr(metadata, "version", without("cuda-bindings", "torch"))
     finding = found_by(packages.checks(machine.surroundings()), "packages.cuda_bindings")
     assert (finding.state, set(finding.needed_by)) == (State.FAIL, {ArenaKind.CUDA_IPC, ArenaKind.CUDA_VMM})
     assert "kvharbor[cuda]" in finding.remedy
     assert found_by(packages.checks(machine.surroundings()), "packages.torch").state is State.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("file", "arena", "state"),
+    [
+        ("", ArenaKind.HOST, State.SKIPPED),
+        ("proc/driver/nvidia/version", ArenaKind.HOST, State.FAIL),
+        ("dev/dxg", ArenaKind.HOST, State.FAIL),
+        ("", ArenaKind.CUDA_IPC, State.FAIL),
+    ],
+)
+def test_where_nobody_wants_devices_their_packages_are_no_failure(
+    machine: MadeUpMachine, monkeypatch: pytest.MonkeyPatch, file: str, arena: ArenaKind, state: State
+) -> None:
+    """Without a driver, of whatever kind, on the host's arena. The other arenas do not work there all the same."""
+    if file:
+        machine.write(file, "")
+    monkeypatch.setattr(metadata, "version", without("cuda-bindings"))
+    monkeypatch.setattr(metadata, "distributions", list)
+    checks = list(packages.checks(machine.surroundings(arena=arena)))
+    findings = [found_by(checks, f"packages.{name}") for name in ("cuda_bindings", "cupy")]
+    assert [(finding.state, "kvharbor[cuda]" in finding.remedy) for finding in findings] == [(state, True)] * 2
+    assert (obstacles(findings, ArenaKind.HOST), obstacles(findings, ArenaKind.CUDA_IPC)) == ([], findings)
 
 
 class Distribution:
@@ -68,6 +92,7 @@ def test_cupy_is_one_build_of_several(
     machine: MadeUpMachine, monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], state: State, told: str
 ) -> None:
     """Two write over each other's files."""
+    machine.write("proc/driver/nvidia/version", "NVRM version: 580.65\n")
     monkeypatch.setattr(metadata, "distributions", lambda: [Distribution(name) for name in installed])
     monkeypatch.setattr(metadata, "version", lambda _: "14.2.0")
     finding = found_by(packages.checks(machine.surroundings()), "packages.cupy")

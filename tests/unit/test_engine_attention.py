@@ -129,7 +129,7 @@ def problems(draw: st.DrawFn) -> tuple[Shape, BlockOrder, list[tuple[int, int]],
 
 
 @given(problem=problems(), seed=st.integers(0, 2**16))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @pytest.mark.slow
 def test_attention_over_scattered_blocks_is_attention(problem: Any, seed: int) -> None:
     """Any heads, any rows, any tables, both orders: what is read in runs and merged is plain attention."""

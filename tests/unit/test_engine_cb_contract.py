@@ -77,7 +77,7 @@ ADDED = {
     PooledCache: {"__init__", "_put_in_place", "_require_in_pool", "forget", "give_back"},
     PooledLedger: {"__init__"},
     PooledManager: {"__init__", "on_epoch", "_pooled_processor"},
-    PooledProcessor: {"begin_again", "_fail_refused"},
+    PooledProcessor: {"begin_again", "_fail_refused", "_give_up"},
     PooledSectors: {"__init__"},
     GivingWay: {"begin_again", "begin_all_again"},
 }

@@ -4,7 +4,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from batching_here import DEADLINE_S, PROMPTS, answers, finished, greedy
+import pytest
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+
+from batching_here import DEADLINE_S, OTHER, PROMPTS, answers, finished, greedy
 from fake_computing import FakeComputing
 from kvharbor.engines.transformers_cb import continuous_batching
 from tiny_models import decoder
@@ -77,3 +81,33 @@ def test_who_waits_for_room_begins_again_in_the_next_epoch(pool_of: Callable[[in
         asked = engine.add_requests([[*PROMPTS[0]], [*PROMPTS[3]]], max_new_tokens=20)
         assert [outcome.error for outcome in finished(engine, asked)] == [None, None]
     assert len(pool.owners) == 2
+
+
+def test_forks_are_copied_in_a_step(pool_of: Callable[[int], EndingPool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends the epoch waits for it too: it writes to blocks that are others' then."""
+    pool: Any = pool_of(40)
+    copy, seen = PagedAttentionCache.perform_cache_copy, list[bool]()
+
+    def copying(cache: Any, blocks: Any) -> None:
+        seen.append(cache.gate._stepping)
+        copy(cache, blocks)
+
+    monkeypatch.setattr(PagedAttentionCache, "perform_cache_copy", copying)
+    with continuous_batching(decoder("Llama"), pool, greedy(2)) as engine:
+        (name,) = engine.add_requests([[*OTHER]], max_new_tokens=3)
+        finished(engine, [name, f"{name}__child#0"])
+        assert engine.reuse.prompt_tokens == len(OTHER), "the fork is computed from the beginning"
+    assert seen == [True]
+
+
+def test_nothing_is_copied_in_an_epoch_that_has_ended(pool_of: Callable[[int], EndingPool]) -> None:
+    """Of forks, once what they were leased is others'."""
+    pool: Any = pool_of(12)
+    pages = pool.views.torch("v", 1)
+    pages[2], pages[3] = 1.0, 2.0
+    with continuous_batching(decoder("Llama"), pool, greedy()) as engine:
+        cache = until(lambda: engine.batch_processor).cache  # type: ignore[union-attr]
+    for is_over in (True, False):
+        cache.held.epoch_ended = is_over
+        cache.perform_cache_copy({FULL_ATTENTION: ([2], [3])})
+        assert bool((pages[2] == pages[3]).all()) == (not is_over)

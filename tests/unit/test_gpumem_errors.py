@@ -11,7 +11,7 @@ ERRORS = [
     gpumem.LayoutInvalid("tp_size", 0, "an int from 1 to 1024", "correct it"),
     gpumem.ArenaTooSmall(10, needed_bytes=96, scratch_blocks=1),
     gpumem.PlaneUnknown("key", known_planes="k, v"),
-    gpumem.OutOfBounds("block", 9, limit=4),
+    gpumem.OutOfBounds("block", 9, limit=4, remedy="take another"),
     gpumem.CopyConflict(3),
     gpumem.ViewUnavailable("run", "k", "its blocks do not touch"),
     gpumem.CudaRuntimeUnknown("cuda", known_runtimes="cupy, driver", variable="KVHARBOR_CUDA_RUNTIME"),

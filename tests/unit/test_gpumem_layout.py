@@ -229,14 +229,22 @@ def test_layouts_differ_exactly_when_they_are_not_equal(one: Layout, other: Layo
     assert set(one.differences(other)) == set(other.differences(one))
 
 
-@pytest.mark.parametrize(("layer", "block"), [(-1, 0), (30, 0), (0, -1), (0, 4)])
-def test_a_page_outside_the_descriptor_has_no_address(layer: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("layer", "block", "told"),
+    [
+        (-1, 0, "layer -1 is outside [0, 30): count the plane's layers from 0"),
+        (30, 0, "layer 30 is outside [0, 30): count the plane's layers from 0"),
+        (0, -1, "block -1 is outside [0, 4): take blocks from a table of this pool"),
+        (0, 4, "block 4 is outside [0, 4): take blocks from a table of this pool"),
+    ],
+)
+def test_a_page_outside_the_descriptor_has_no_address(layer: int, block: int, told: str) -> None:
     """Negative numbers do not count from the end."""
-    with pytest.raises(OutOfBounds, match=re.escape("is outside [0, ")):
+    with pytest.raises(OutOfBounds, match=f"^{re.escape(told)}$"):
         SMOLLM2.descriptor(4).page_offset_bytes("k", layer, block)
 
 
 def test_an_unknown_plane_is_named_with_the_known_ones() -> None:
     """A misspelt plane is the caller's mistake, not a KeyError."""
-    with pytest.raises(PlaneUnknown, match="no plane 'key' in this layout: it has k, v"):
+    with pytest.raises(PlaneUnknown, match="no plane 'key' in this layout: it has k, v, name one of these"):
         SMOLLM2.descriptor(4).span("key")

@@ -65,9 +65,9 @@ def test_a_long_reservation_is_quarantined_in_slices() -> None:
 def test_as_many_extra_keys_as_are_allowed_cost_milliseconds_in_one_block() -> None:
     """Their encoding grows with their number, not with its square: a service stood still for minutes."""
     keys = [ExtraKey(3, bytes(48))] * validate.MAX_EXTRA_KEYS
-    start = time.perf_counter()
+    start = time.thread_time()
     (encoded,) = extras_by_block(keys, validate.MAX_EXTRA_KEYS).values()
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 0.5
     assert len(encoded) == len(keys) * (16 + 48)
 
 

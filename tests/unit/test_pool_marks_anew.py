@@ -2,12 +2,13 @@
 
 from array import array
 
+import pytest
 from block_calls import abandon, acquire, backwards, commit, keys, lease, part, publish, release, tokens
 from calls import encode, new_pool, span
 
-from kvharbor.pool import Chain, ExtraKey, Pool
+from kvharbor.pool import Chain, ExtraKey, Pending, Pool
 from kvharbor.pool.steps import finish
-from kvharbor.pool.writers import PATIENCE_S
+from kvharbor.pool.writers import LONGEST_STEP_S, PATIENCE_S
 
 BLOCK_TOKENS = 4
 
@@ -18,18 +19,48 @@ def left(pool: Pool) -> list[tuple[int, bytes]]:
     return [(mark.session, bytes(mark.tail)) for mark in pool._state.marks.by_age]
 
 
-def test_a_mark_that_is_made_again_has_got_on() -> None:
-    """[W5] A request that begins again, as one that gave way, is not taken for one that has stalled."""
+def test_to_acquire_again_what_one_computes_says_that_one_is_at_work() -> None:
+    """[W5] [W7] A request that begins again, as one that gave way, is not taken for one that has stalled."""
     pool = new_pool(16)
     acquire(pool, keys("abc"), computes=True)
     pool.tell_time(PATIENCE_S - 0.5)
     acquire(pool, keys("abc"), computes=True)
     assert len(pool._state.marks.by_age) == 1
     pool.tell_time(PATIENCE_S + 0.5)
-    found = acquire(pool, keys("abc"), session=2)
-    assert found.pending is not None
-    assert (found.pending.session, found.pending.idle_s) == (1, 1.0)
+    assert acquire(pool, keys("abc"), session=2).pending == Pending(3 * BLOCK_TOKENS, 1, 1.0)
     pool.check_invariants()
+
+
+@pytest.mark.parametrize("pause_s", [0.25, 0.5, PATIENCE_S - 0.25])
+def test_nobody_stands_back_for_longer_than_a_step_for_one_that_only_asks(pause_s: float) -> None:
+    """[W7] It says that it is at work, and asks again and again, each time before others do."""
+    pool = new_pool(16)
+    for tick in range(int(4 * LONGEST_STEP_S)):
+        pool.tell_time(tick / 4)
+        pool.note_computing(1)
+        if tick % int(4 * pause_s) == 0:
+            acquire(pool, keys("abc"), computes=True)
+        assert acquire(pool, keys("abc"), session=2, computes=True, unless_pending=True).stands_back
+    pool.tell_time(LONGEST_STEP_S)
+    pool.note_computing(1)
+    acquire(pool, keys("abc"), computes=True)
+    assert not acquire(pool, keys("abc"), session=2, computes=True, unless_pending=True).stands_back
+    assert acquire(pool, keys("abc"), computes=True, unless_pending=True).pending == Pending(3 * BLOCK_TOKENS, 2, 0.0)
+    pool.check_invariants()
+
+
+def test_one_that_has_only_asked_begins_anew_once_others_could_take_over() -> None:
+    """[B6] It asks no more, long enough for all that stand back to ask."""
+    pool = new_pool(16)
+    for second in range(int(LONGEST_STEP_S) + 1):
+        pool.tell_time(float(second))
+        acquire(pool, keys("abc"), computes=True)
+    pool.tell_time(LONGEST_STEP_S + PATIENCE_S - 0.5)
+    assert len(left(pool)) == 1
+    pool.tell_time(LONGEST_STEP_S + PATIENCE_S)
+    assert left(pool) == []
+    acquire(pool, keys("abc"), computes=True)
+    assert acquire(pool, keys("abc"), session=2, unless_pending=True).stands_back
 
 
 def test_extra_keys_that_are_committed_count_no_more() -> None:

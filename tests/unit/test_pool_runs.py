@@ -47,7 +47,7 @@ def test_the_heap_of_lengths_does_not_grow_with_use() -> None:
     assert len(free._longest) <= 2 * free.run_count + 65
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_runs_agree_with_a_set(data: st.DataObject) -> None:
     """[P4] Against a plain set: what is taken was free, what is given is free again, runs are maximal."""

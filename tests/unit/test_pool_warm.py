@@ -3,7 +3,7 @@
 import pytest
 from calls import allocate, cache, classes, commit, encode, new_pool, present, prompt, publish, release, span
 
-from kvharbor.pool import Commit, Pool, SequenceView, Warmed
+from kvharbor.pool import Commit, PinStats, Pool, SequenceView, Warmed
 from kvharbor.pool.errors import PinNotFound, WarmBudgetExceeded
 from kvharbor.pool.events import PinEnded
 from kvharbor.pool.steps import finish
@@ -205,3 +205,27 @@ def test_a_warmed_prefix_survives_pressure() -> None:
     warm(pool, span(1, 8), present_only=True)
     allocate(pool, span(51, 58))
     assert present(pool, span(1, 16)) == 8
+
+
+def test_pins_are_told_of_by_tenant_the_oldest_first_and_no_more_than_asked_for() -> None:
+    """A pin that was moved is as old as its move. What a filler has left out is missing, and nobody fills it."""
+    pool = new_pool(64)
+    cache(pool, span(1, 4))
+    warm(pool, span(1, 4), "first", expires_at=9.0)
+    view = filler(warm(pool, span(1, 12), "second"))
+    finish(pool.warmup("u", None, prompt(span(1, 8)), "theirs", expires_at=None))
+    assert pool.pins("u", 8) == ()  # nothing of it is there in its namespace: no pin
+    commit(pool, view, 8)
+    first = PinStats("t", "first", 4, 0, filling=False, expires_at=9.0)
+    assert pool.pins("t", 8) == (first, PinStats("t", "second", 8, 4, filling=True, expires_at=None))
+    release(pool, view)
+    warm(pool, span(1, 4), "first")
+    left = PinStats("t", "second", 8, 4, filling=False, expires_at=None)
+    moved = PinStats("t", "first", 4, 0, filling=False, expires_at=None)
+    assert pool.pins(None, 8) == (left, moved)
+    assert pool.pins(None, 1) == (left,)
+    pool.open_session(2, "u")
+    finish(pool.warmup("u", 2, prompt(span(1, 8)), "theirs", expires_at=None))
+    assert [pin.name for pin in pool.pins("u", 8)] == ["theirs"]
+    assert [pin.name for pin in pool.pins("t", 8)] == ["second", "first"]
+    assert [pin.name for pin in pool.pins(None, 8)] == ["second", "first", "theirs"]

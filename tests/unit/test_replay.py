@@ -98,7 +98,7 @@ prompts = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=7
 
 @pytest.mark.slow
 @given(prompts, st.integers(3, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_other_choice_has_more_hits_than_the_optimum(asked_for: list[str], block_count: int) -> None:
     """Against every way to choose what stays: whole prefixes that fit beside the request's own blocks."""
     trace = trace_of(*asked_for)
@@ -106,7 +106,7 @@ def test_no_other_choice_has_more_hits_than_the_optimum(asked_for: list[str], bl
 
 
 @given(prompts, st.integers(3, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_pool_never_beats_the_optimum(asked_for: list[str], block_count: int) -> None:
     """Nor does it ask for a block that it has."""
     trace = trace_of(*asked_for)

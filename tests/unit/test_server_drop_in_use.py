@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvharbor.pool import BlockRun, Chain
+from kvharbor.pool import BlockRun, Chain, Prompt
 from kvharbor.pool.steps import finish
 from kvharbor.server import block_operations
 from kvharbor.server.errors import PoolInUse, PoolNotFound
 from kvharbor.server.peer import Peer
 from kvharbor.server.served_pool import OpenedPool
 from kvharbor.server.session import Session
+from raw_caller import tokens
 from raw_stream import block_tokens, leasing
 from sessions_here import TENANT, SessionsHere, run, sessions_here
 
@@ -52,6 +53,34 @@ def test_blocks_that_the_session_holds_by_itself_keep_the_pool(tmp_path: Path, i
             assert here.pools.all() == []
 
     run(scenario())
+
+
+def test_pins_are_named_as_far_as_the_caller_may_see_them(tmp_path: Path) -> None:
+    """The rest are counted. An administrator sees all, and of many the first eight are named."""
+
+    async def scenario() -> None:
+        async with sessions_here(tmp_path, block_count=64) as here:
+            session, opened = await opened_by(here)
+            pool, pool_id = opened.served.pool, opened.served.pool_id
+            pool.open_session(9, "u")
+            finish(pool.warmup("u", 9, Prompt(tokens(*range(16))), "theirs", expires_at=None))
+            finish(pool.warmup(TENANT, 1, Prompt(tokens(*range(16))), "ours", expires_at=None))
+            assert await names_told(here, session, pool_id) == "'ours' and 1 more"
+            administrator = Session(2, "token", Peer(1, 0, "root", administrator=True), "test", "0")
+            assert await names_told(here, administrator, pool_id) == "'theirs', 'ours'"
+            for number in range(9):
+                finish(pool.warmup(TENANT, 1, Prompt(tokens(*range(16))), f"{number}", expires_at=None))
+            first = ", ".join(f"'{number}'" for number in range(7))
+            assert await names_told(here, session, pool_id) == f"'ours', {first} and 3 more"
+
+    run(scenario())
+
+
+async def names_told(here: SessionsHere, session: Session, pool_id: str) -> str:
+    """Returns the pins that the refusal to drop a pool names."""
+    with pytest.raises(PoolInUse) as refused:
+        await here.pools.drop(session, pool_id)
+    return refused.value.metadata()["pinNames"]
 
 
 def test_what_the_session_is_being_given_keeps_the_pool(tmp_path: Path) -> None:

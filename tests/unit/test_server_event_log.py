@@ -98,7 +98,7 @@ def test_a_watcher_that_keeps_up_reads_at_once_however_long_the_log() -> None:
     """It does not walk past what it has seen: with hundreds of watchers that was most of an event's cost."""
     log = EventLog(1 << 30)
     log.append([removed(revision) for revision in range(1, 100_001)])
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(1_000):
         assert len(log.read(log.end - 1, 1 << 20)) == 1
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1

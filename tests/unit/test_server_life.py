@@ -1,7 +1,8 @@
 """What a life keeps comes back, also to a process of another version."""
 
 from kvharbor.server.keeper import Unkept
-from kvharbor.server.life import Life
+from kvharbor.server.life import KeptSetting, Life
+from kvharbor.server.settings import Settings
 
 
 def test_a_life_goes_on_as_it_was_kept() -> None:
@@ -24,6 +25,21 @@ def test_what_another_version_has_kept_is_no_obstacle() -> None:
     del meta["stall_count"]
     keeper.keep("epoch", {**meta, "invented_later": 1})
     assert Life.kept(keeper) == life
+
+
+def test_settings_that_a_life_keeps_are_compared_as_they_were_set() -> None:
+    """One that another version has begun knows none of them, and what it does not know it does not tell."""
+    before = Settings.model_validate({"memory": "1GiB", "devices": ["GPU-" + "0" * 36]})
+    now = Settings.model_validate({"memory": "50%", "arena": "cuda_vmm", "devices": ["GPU-" + "1" * 36]})
+    life = Life.begun(2**30)
+    assert life.kept_settings(now.lasting) == ()
+    life.settings = before.lasting
+    assert life.kept_settings(before.lasting) == ()
+    assert life.kept_settings(now.lasting) == (
+        KeptSetting("memory", "1073741824 bytes (1.0 GiB)", "50%"),
+        KeptSetting("arena", "cuda_ipc", "cuda_vmm"),
+        KeptSetting("devices", "GPU-" + "0" * 36, "GPU-" + "1" * 36),
+    )
 
 
 def test_without_anything_kept_there_is_no_life() -> None:

@@ -1,7 +1,6 @@
 """The service's clock: it stands still while the process does not run."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,14 +13,31 @@ STALL_S = 100.0
 
 
 class Monotonic:
-    """The kernel's clock, which a test can have jump, as it does for a process that was stopped."""
+    """The kernel's clock, which a test can have jump, as it does for a process that was stopped.
+
+    Otherwise it goes on only while a loop that it is `beneath` sleeps, and then at once; a look at it takes no time to
+    speak of.
+    """
 
     def __init__(self) -> None:
-        self.ahead_s = 0.0
+        self.now_s = 1000.0
 
     def monotonic(self) -> float:
         """Returns seconds."""
-        return time.monotonic() + self.ahead_s
+        self.now_s += 1e-6
+        return self.now_s
+
+    def beneath(self, loop: Any) -> None:
+        """Has it pass the time for which a loop sleeps."""
+        look = loop._selector.select
+
+        def select(timeout_s: float) -> Any:
+            ready = look(0)
+            if not ready:
+                self.now_s += timeout_s
+            return ready
+
+        loop._selector.select = select
 
 
 @pytest.fixture
@@ -32,7 +48,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
     return clock
 
 
-def run(scenario: Callable[[ServiceLoop, list[tuple[float, float]]], Coroutine[Any, Any, None]]) -> None:
+def run(
+    kernel: Monotonic, scenario: Callable[[ServiceLoop, list[tuple[float, float]]], Coroutine[Any, Any, None]]
+) -> None:
     """Runs a scenario on a loop that ticks; the list gets what each tick reports."""
     ticks: list[tuple[float, float]] = []
 
@@ -43,6 +61,7 @@ def run(scenario: Callable[[ServiceLoop, list[tuple[float, float]]], Coroutine[A
     with asyncio.Runner(loop_factory=ServiceLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, ServiceLoop)
+        kernel.beneath(loop)
         runner.run(ticking(loop))
 
 
@@ -53,7 +72,7 @@ def test_a_stall_has_passed_for_nobody(kernel: Monotonic) -> None:
         began_at = loop.time()
         waiting = asyncio.create_task(asyncio.sleep(3 * TICK_S))
         await asyncio.sleep(TICK_S)
-        kernel.ahead_s += STALL_S
+        kernel.now_s += STALL_S
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -63,7 +82,7 @@ def test_a_stall_has_passed_for_nobody(kernel: Monotonic) -> None:
         assert stalled_s == pytest.approx(STALL_S, abs=1.0)
         assert loop.stalled_s == stalled_s
 
-    run(scenario)
+    run(kernel, scenario)
 
 
 def test_what_is_only_a_little_late_counts_as_time(kernel: Monotonic) -> None:
@@ -71,14 +90,14 @@ def test_what_is_only_a_little_late_counts_as_time(kernel: Monotonic) -> None:
 
     async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
         await asyncio.sleep(TICK_S / 2)
-        kernel.ahead_s += MOST_LATE_S * 0.8
+        kernel.now_s += MOST_LATE_S * 0.8
         while not ticks:
             await asyncio.sleep(0)
         assert loop.stalled_s == 0
         assert 0 < ticks[0][0] < MOST_LATE_S
         assert ticks[0][1] == 0
 
-    run(scenario)
+    run(kernel, scenario)
 
 
 def test_time_does_not_go_back_behind_what_was_told_of_a_stall(kernel: Monotonic) -> None:
@@ -87,15 +106,15 @@ def test_time_does_not_go_back_behind_what_was_told_of_a_stall(kernel: Monotonic
     async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
         times = [loop.time()]
         for _ in range(20):
-            kernel.ahead_s += MOST_LATE_S / 3
+            kernel.now_s += MOST_LATE_S / 3
             times.append(loop.time())
-        kernel.ahead_s += STALL_S
+        kernel.now_s += STALL_S
         times.append(loop.time())
         assert times == sorted(times)
         assert times[-1] - times[0] <= TICK_S + MOST_LATE_S
         assert loop.stalled_s > STALL_S
 
-    run(scenario)
+    run(kernel, scenario)
 
 
 def test_time_never_goes_back_and_goes_on_over_processes(kernel: Monotonic) -> None:
@@ -104,7 +123,7 @@ def test_time_never_goes_back_and_goes_on_over_processes(kernel: Monotonic) -> N
     async def scenario(loop: ServiceLoop, ticks: list[tuple[float, float]]) -> None:
         times = [loop.time()]
         for _ in range(3):
-            kernel.ahead_s += STALL_S
+            kernel.now_s += STALL_S
             times += [loop.time(), loop.time()]
             await asyncio.sleep(2 * TICK_S)
         assert times == sorted(times)
@@ -116,4 +135,4 @@ def test_time_never_goes_back_and_goes_on_over_processes(kernel: Monotonic) -> N
         finally:
             successor.close()
 
-    run(scenario)
+    run(kernel, scenario)

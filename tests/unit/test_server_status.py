@@ -26,7 +26,7 @@ from kvharbor.gpumem import (
     ViewUnavailable,
 )
 from kvharbor.pool.errors import InvalidField, PoolError, PoolExhausted
-from kvharbor.server.errors import PoolNotFound, ServerError
+from kvharbor.server.errors import PoolInUse, PoolNotFound, ServerError
 from kvharbor.server.status import (
     CODES,
     MAX_DETAIL_BYTES,
@@ -114,6 +114,28 @@ def test_a_bad_argument_names_its_field() -> None:
     bad = error_details_pb2.BadRequest()
     assert [detail.Unpack(bad) for detail in rpc_status_of(refusal).details] == [False, True]
     assert bad.field_violations[0].field == "token_ids"
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "told"),
+    [
+        ([], 0, ""),
+        (["a"], 1, "'a'"),
+        (["a", "b, c"], 2, "'a', 'b, c'"),
+        (["a", "b"], 9, "'a', 'b' and 7 more"),
+        (["x" * 128, "y" * 128], 250_000, f"'{'x' * 128}' and 249999 more"),
+        (["\0" * 128], 1, ""),
+    ],
+)
+def test_pins_that_keep_a_pool_are_named_as_far_as_there_is_room(names: list[str], count: int, told: str) -> None:
+    """Neither they nor the remedy behind them are cut, however long the names are."""
+    held = 2**31 - 1
+    refusal = PoolInUse(
+        session_count=held, sequence_count=held, pin_count=count, held_block_count=held, pin_names=names
+    )
+    item = item_status(refusal)
+    assert (item.metadata.get("pinNames", ""), item.message) == (told, str(refusal))
+    assert (f" ({told})" in item.message) == bool(told)
 
 
 def test_a_layout_that_differs_has_a_key_for_every_field() -> None:

@@ -49,20 +49,24 @@ std::int64_t Layout::block_bytes() const {
 std::int64_t Descriptor::page_offset_bytes(const std::string& plane, int layer, std::int64_t block) const {
   const int layer_count = this->plane(plane).layer_count;
   if (layer < 0 || layer >= layer_count) {
-    detail::raise_invalid("layer", std::to_string(layer), "in [0, " + std::to_string(layer_count) + ")", "correct it");
+    detail::raise_invalid("layer", std::to_string(layer), "in [0, " + std::to_string(layer_count) + ")",
+                          "count the plane's layers from 0");
   }
   if (block < 0 || block >= block_count) {
-    detail::raise_invalid("block", std::to_string(block), "in [0, " + std::to_string(block_count) + ")", "correct it");
+    detail::raise_invalid("block", std::to_string(block), "in [0, " + std::to_string(block_count) + ")",
+                          "take blocks from a table of this pool");
   }
   const auto span = std::find_if(spans.begin(), spans.end(), [&](const PlaneSpan& each) { return each.name == plane; });
   return span->offset_bytes + layer * span->layer_stride_bytes + block * span->block_stride_bytes;
 }
 
 const Plane& Descriptor::plane(const std::string& name) const {
+  std::string known;
   for (const Plane& plane : layout.planes) {
     if (plane.name == name) return plane;
+    known += (known.empty() ? "" : ", ") + plane.name;
   }
-  detail::raise_invalid("plane", name, "a plane of the layout", "correct it");
+  detail::raise_invalid("plane", name, "a plane of the layout", "name one of " + known);
 }
 
 }  // namespace kvharbor

@@ -34,6 +34,12 @@ bool refused_for_now(const std::exception_ptr& error) {
   return is_a<ResumeRequired>(error) || is_a<Draining>(error) || is_a<Starting>(error);
 }
 
+// Whether the failure of a call says nothing of the times that it was sent before.
+bool is_for_now(const HarborError& failure) {
+  return dynamic_cast<const Unavailable*>(&failure) != nullptr ||
+         dynamic_cast<const ResumeRequired*>(&failure) != nullptr;
+}
+
 // Whether a call that failed with `error` may be sent again, while there is time.
 bool may_repeat(const std::exception_ptr& error, Repeat repeat) {
   return refused_for_now(error) || (repeat == Repeat::kAlways && is_a<ServiceUnreachable>(error));
@@ -61,6 +67,17 @@ Link::~Link() {
 void Link::run(const Call& call) {
   require_open();
   require_leader();
+  // Whether a process that has ended may have taken it, or the next one is told of it as taken.
+  bool may_have_effect = false;
+  try {
+    send_until_answered(call, may_have_effect);
+  } catch (HarborError& failure) {
+    if (is_for_now(failure)) failure.may_have_effect_ = may_have_effect;
+    throw;
+  }
+}
+
+void Link::send_until_answered(const Call& call, bool& may_have_effect) {
   const Deadline until = Clock::now() + call.timeout;
   Milliseconds pause = kFirstPause;
   while (true) {
@@ -69,6 +86,7 @@ void Link::run(const Call& call) {
       const auto lock = guard();
       if (now.life != life_) continue;
       call.sending();
+      may_have_effect = true;
     }
     grpc::ClientContext context;
     now.wire->prepare(context, until);
@@ -77,9 +95,11 @@ void Link::run(const Call& call) {
       const auto lock = guard();
       if (now.life == life_ || call.repeat == Repeat::kNever) return call.take();
       // What answered has ended since, and its successor knows nothing of the call.
+      may_have_effect = true;
       continue;
     }
     const std::exception_ptr error = error_of(status, address_.target);
+    may_have_effect = may_have_effect || !refused_for_now(error);
     require_open();
     if (is_a<DeadlineExceeded>(error)) undo(call, *now.wire);
     if (!may_repeat(error, call.repeat) || Clock::now() >= until) std::rethrow_exception(error);

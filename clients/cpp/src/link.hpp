@@ -86,6 +86,7 @@ class Link {
     int life;
   };
 
+  void send_until_answered(const Call& call, bool& may_have_effect);
   void close_session();
   void require_leader() const;
   Present present(Deadline until);

@@ -31,13 +31,6 @@ void run(const SequenceState& state, const detail::Call& call) {
   }
 }
 
-// Whether what a call has sent is refused as a whole. Of what is refused for now an earlier process may have been sent
-// it too.
-bool refuses(const HarborError& failure) {
-  return !failure.outcome_unknown() && dynamic_cast<const Unavailable*>(&failure) == nullptr &&
-         dynamic_cast<const ResumeRequired*>(&failure) == nullptr;
-}
-
 // Sends a commit. One that has no answer is kept for the next one.
 CommitResult send_commit(SequenceState& state, const v1::CommitItem& item) {
   v1::CommitRequest request;
@@ -52,7 +45,7 @@ CommitResult send_commit(SequenceState& state, const v1::CommitItem& item) {
   try {
     run(state, call);
   } catch (const HarborError& failure) {
-    if (refuses(failure)) {
+    if (!failure.outcome_unknown()) {
       const auto lock = guard(state);
       state.unanswered = before;
     }
@@ -173,6 +166,7 @@ CommitResult Sequence::commit(std::int64_t computed_tokens, Tokens new_tokens) {
     state_->require_held();
     state_->require_staying();
     item = state_->commit_item(computed_tokens, rest);
+    state_->require_room(item);
   }
   return send_commit(*state_, item);
 }
@@ -221,6 +215,7 @@ std::string Sequence::handoff(std::int64_t computed_tokens, Tokens new_tokens) {
     state_->require_held();
     request.set_pool_id(pool_id_of(*state_));
     *request.mutable_commit() = state_->commit_item(computed_tokens, rest);
+    state_->require_room(request.commit());
   }
   const auto take = [this] { state_->ended = true; };
   detail::Call call = detail::cache_call(*state_->pool->link, &v1::CacheService::Stub::Handoff, request, reply, take);
@@ -234,7 +229,7 @@ std::string Sequence::handoff(std::int64_t computed_tokens, Tokens new_tokens) {
     run(*state_, call);
   } catch (const HarborError& failure) {
     const auto lock = guard(*state_);
-    if (refuses(failure)) {
+    if (!failure.outcome_unknown()) {
       state_->unanswered = before;
     } else if (sent) {
       state_->leaving = true;

@@ -131,6 +131,17 @@ v1::CommitItem SequenceState::commit_item(std::int64_t computed, const std::stri
   return item;
 }
 
+void SequenceState::require_room(const v1::CommitItem& item) const {
+  const std::int64_t token_count_then = token_count_with(item);
+  if (token_count_then <= capacity_tokens) return;
+  const std::string value = std::to_string(token_count_then);
+  const std::string limit = std::to_string(capacity_tokens);
+  const std::string remedy = "extend the sequence first";
+  raise<CursorOutOfRange>(
+      "sequence " + id + ": token_count would be " + value + ", at most " + limit + " is possible: " + remedy,
+      {{"sequenceId", id}, {"cursor", "token_count"}, {"value", value}, {"limit", limit}, {"remedy", remedy}});
+}
+
 v1::HeldSequence SequenceState::held() {
   // What was switched is in the table already.
   switched.clear();
@@ -163,9 +174,7 @@ std::int64_t SequenceState::token_count_with(const v1::CommitItem& item) const {
 }
 
 bool SequenceState::could_take_effect(const v1::CommitItem& item) const {
-  const std::int64_t token_count_then = token_count_with(item);
-  return item.computed_tokens() >= computed_tokens && item.computed_tokens() <= token_count_then &&
-         token_count_then <= capacity_tokens;
+  return item.computed_tokens() >= computed_tokens && item.computed_tokens() <= token_count_with(item);
 }
 
 std::exception_ptr SequenceState::extended(const v1::ExtendResult& result) {

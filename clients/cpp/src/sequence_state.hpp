@@ -59,6 +59,10 @@ struct SequenceState : std::enable_shared_from_this<SequenceState> {
 
   // Names what is written, with the blocks that hold it by the table, so that a wrong table is noticed.
   v1::CommitItem commit_item(std::int64_t computed, const std::string& new_token_ids) const;
+  // Throws CursorOutOfRange for a commit of more tokens than the table has room for. After an extend without an answer
+  // the service may have room for them, and would take them. But its next process has the table that it is told, and
+  // takes up no sequence that is longer.
+  void require_room(const v1::CommitItem& item) const;
   v1::HeldSequence held();
 
   // Take in results; return the refusal, if it is one.
@@ -92,7 +96,7 @@ struct SequenceState : std::enable_shared_from_this<SequenceState> {
 
  private:
   std::int64_t token_count_with(const v1::CommitItem& item) const;
-  // Whether the service would not refuse it.
+  // Whether the service would not refuse it, as there is room for it.
   bool could_take_effect(const v1::CommitItem& item) const;
   void append(const v1::BlockTable& table);
   // Adds those that have not been switched: the answer to a repeated commit and that of another process tell of all.

@@ -68,6 +68,7 @@ inline std::string error_text(const kvharbor::HarborError& error, const std::str
                  {"reason", quoted(error.reason())},
                  {"message", quoted(error.what())},
                  {"metadata", object(metadata)},
+                 {"outcome_unknown", error.outcome_unknown() ? "true" : "false"},
                  {"retry_after_ms", retry_after ? std::to_string(retry_after->count()) : "null"}});
 }
 

@@ -146,10 +146,11 @@ class Worker {
     return keep(child, std::move(sequence.fork(1).front()));
   }
 
-  // handoff NAME COMPUTED_TOKENS
+  // handoff NAME COMPUTED_TOKENS NEW_TOKENS...
   std::string handoff(std::istream& words) {
     Sequence& sequence = named(words);
-    return quoted(sequence.handoff(next<std::int64_t>(words)));
+    const auto computed_tokens = next<std::int64_t>(words);
+    return quoted(sequence.handoff(computed_tokens, rest<std::uint32_t>(words)));
   }
 
   // switch NAME: and a commit that reports it.

@@ -5,10 +5,19 @@ import enum
 from kvharbor.gpumem.errors import LayoutInvalid, OutOfBounds
 
 
-def check_bounds(kind: str, value: int, limit: int) -> None:
-    """Raises OutOfBounds unless 0 <= value < limit. Negative indices never count from the end here."""
+def check_layer(layer: int, layer_count: int) -> None:
+    """Raises OutOfBounds unless the plane has the layer. Negative indices never count from the end here."""
+    _check_bounds("layer", layer, layer_count, "count the plane's layers from 0")
+
+
+def check_block(kind: str, block: int, block_count: int) -> None:
+    """Raises OutOfBounds unless the descriptor has the block, which `kind` is what for."""
+    _check_bounds(kind, block, block_count, "take blocks from a table of this pool")
+
+
+def _check_bounds(kind: str, value: int, limit: int, remedy: str) -> None:
     if not 0 <= value < limit:
-        raise OutOfBounds(kind, value, limit=limit)
+        raise OutOfBounds(kind, value, limit=limit, remedy=remedy)
 
 
 def check_int(field: str, value: int, least: int, most: int, multiple_of: int = 1) -> None:

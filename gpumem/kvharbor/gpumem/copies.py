@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvharbor.gpumem.bounds import check_bounds
+from kvharbor.gpumem.bounds import check_block
 from kvharbor.gpumem.errors import ArenaUnfit, CopyConflict
 from kvharbor.gpumem.layout import BlockOrder, Descriptor, PlaneSpan
 from kvharbor.gpumem.mapping import Mapping
@@ -40,8 +40,8 @@ def check_pairs(descriptor: Descriptor, pairs: Sequence[tuple[int, int]]) -> Non
     sources = {source for source, _ in pairs}
     written: set[int] = set()
     for source, destination in pairs:
-        check_bounds("source block", source, descriptor.block_count)
-        check_bounds("destination block", destination, descriptor.block_count)
+        check_block("source block", source, descriptor.block_count)
+        check_block("destination block", destination, descriptor.block_count)
         if destination in sources or destination in written:
             raise CopyConflict(destination)
         written.add(destination)

@@ -66,7 +66,7 @@ class PlaneUnknown(GpumemError):
     def __init__(self, plane: str, *, known_planes: str) -> None:
         self.plane = _shortened(plane)
         self.known_planes = known_planes
-        super().__init__(f"no plane {self.plane} in this layout: it has {known_planes}")
+        super().__init__(f"no plane {self.plane} in this layout: it has {known_planes}, name one of these")
 
 
 class OutOfBounds(GpumemError):
@@ -74,12 +74,13 @@ class OutOfBounds(GpumemError):
 
     reason = "OUT_OF_BOUNDS"
 
-    def __init__(self, kind: str, value: int, *, limit: int, least: int = 0) -> None:
+    def __init__(self, kind: str, value: int, *, limit: int, remedy: str, least: int = 0) -> None:
         self.kind = kind
         self.value = value
         self.limit = limit
         self.least = least
-        super().__init__(f"{kind} {value} is outside [{least}, {limit})")
+        self.remedy = remedy
+        super().__init__(f"{kind} {value} is outside [{least}, {limit}): {remedy}")
 
 
 class CopyConflict(GpumemError):

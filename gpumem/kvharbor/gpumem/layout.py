@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self, TypedDict, Unpack
 
-from kvharbor.gpumem.bounds import check_bounds, check_int, check_member, check_text
+from kvharbor.gpumem.bounds import check_block, check_int, check_layer, check_member, check_text
 from kvharbor.gpumem.errors import ArenaTooSmall, LayoutInvalid, LayoutMismatch, PlaneUnknown
 from kvharbor.gpumem.plane import TOKEN_HEAD_DIM, DataType, Plane, check_block_tokens, token_page_bytes
 
@@ -214,8 +214,8 @@ class Descriptor:
     def page_offset_bytes(self, name: str, layer: int, block: int) -> int:
         """Returns where the page of (plane, layer, block) starts; all three are checked."""
         span = self.span(name)
-        check_bounds("layer", layer, span.plane.layer_count)
-        check_bounds("block", block, self.block_count)
+        check_layer(layer, span.plane.layer_count)
+        check_block("block", block, self.block_count)
         return span.offset_bytes + layer * span.layer_stride_bytes + block * span.block_stride_bytes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvharbor.gpumem.arena import DeviceMapped, Mapped
-from kvharbor.gpumem.bounds import check_bounds
+from kvharbor.gpumem.bounds import check_block, check_layer
 from kvharbor.gpumem.device_views import DeviceWindows
 from kvharbor.gpumem.errors import ArenaClosed, ArenaUnfit, OutOfBounds, ViewUnavailable
 from kvharbor.gpumem.host_views import HostWindows
@@ -120,7 +120,7 @@ class BlockViews:
 
     def _span(self, name: str, layer: int, *, view: str) -> PlaneSpan:
         span = self.descriptor.span(name)
-        check_bounds("layer", layer, span.plane.layer_count)
+        check_layer(layer, span.plane.layer_count)
         if span.plane.interior != TOKEN_HEAD_DIM:
             raise ViewUnavailable(
                 view, name, f"its pages are {span.plane.interior!r} inside; take raw bytes with page()"
@@ -131,10 +131,12 @@ class BlockViews:
         return self.descriptor.layout.block_tokens, span.plane.head_count, span.plane.head_dim
 
     def _run_shape(self, span: PlaneSpan, first_block: int, block_count: int) -> tuple[int, int, int]:
-        check_bounds("first_block", first_block, self.descriptor.block_count)
+        check_block("first_block", first_block, self.descriptor.block_count)
         beyond = self.descriptor.block_count - first_block + 1
         if not 1 <= block_count < beyond:
-            raise OutOfBounds("block_count", block_count, least=1, limit=beyond)
+            raise OutOfBounds(
+                "block_count", block_count, least=1, limit=beyond, remedy="end the run with the descriptor's last block"
+            )
         if block_count > 1 and span.block_stride_bytes != span.plane.page_bytes:
             raise ViewUnavailable(
                 "run",

@@ -91,8 +91,9 @@ class BlockChain(google.protobuf.message.Message):
     computes: builtins.bool
     """The caller computes and commits what is missing: others are told that it is
     pending, until it is committed, the caller abandons it (see AbandonRequest),
-    or nothing has been committed for 2 s (see ComputingRequest). Not so where
-    `pending` tells the caller of another that does.
+    or nothing has been committed for 2 s (see ComputingRequest, which acquiring
+    it again stands for). Not so where `pending` tells the caller of another that
+    does.
     """
     uses: builtins.bool
     """The caller uses what is held for a request. A chain that neither uses, nor

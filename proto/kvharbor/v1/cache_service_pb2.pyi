@@ -1497,6 +1497,7 @@ class PoolStats(google.protobuf.message.Message):
     PENDING_WAITING_COUNT_FIELD_NUMBER: builtins.int
     TRAFFIC_FIELD_NUMBER: builtins.int
     ENGINES_FIELD_NUMBER: builtins.int
+    PINS_FIELD_NUMBER: builtins.int
     pool_id: builtins.str
     """The pool."""
     name: builtins.str
@@ -1564,6 +1565,12 @@ class PoolStats(google.protobuf.message.Message):
         Those without a session and without any figure are left out.
         """
 
+    @property
+    def pins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PinStats]:
+        """Warm pins, the oldest first, at most 64 of the pin_count: those of the
+        caller's own tenant, or of all for an administrator.
+        """
+
     def __init__(
         self,
         *,
@@ -1595,11 +1602,53 @@ class PoolStats(google.protobuf.message.Message):
         pending_waiting_count: builtins.int = ...,
         traffic: Global___TrafficStats | None = ...,
         engines: collections.abc.Iterable[Global___EngineStats] | None = ...,
+        pins: collections.abc.Iterable[Global___PinStats] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "traffic", b"traffic"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "engines", b"engines", "free_block_count", b"free_block_count", "name", b"name", "pending_waiting_count", b"pending_waiting_count", "pin_count", b"pin_count", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenant", b"tenant", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "traffic", b"traffic", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_block_count", b"active_block_count", "block_bytes", b"block_bytes", "cached_block_count", b"cached_block_count", "counters", b"counters", "engines", b"engines", "free_block_count", b"free_block_count", "name", b"name", "pending_waiting_count", b"pending_waiting_count", "pin_count", b"pin_count", "pins", b"pins", "pool_id", b"pool_id", "quarantined_block_count", b"quarantined_block_count", "reserved_block_count", b"reserved_block_count", "revision", b"revision", "scratch_block_count", b"scratch_block_count", "sequence_count", b"sequence_count", "shared_block_count", b"shared_block_count", "tenant", b"tenant", "tenants", b"tenants", "total_block_count", b"total_block_count", "total_bytes", b"total_bytes", "traffic", b"traffic", "used_bytes", b"used_bytes", "waiting_count", b"waiting_count", "warm_block_count", b"warm_block_count", "warm_budget_block_count", b"warm_budget_block_count", "warm_budget_used_block_count", b"warm_budget_used_block_count", "warm_task_filling_count", b"warm_task_filling_count", "warm_task_waiting_count", b"warm_task_waiting_count"]) -> None: ...
 
 Global___PoolStats: typing_extensions.TypeAlias = PoolStats
+
+@typing.final
+class PinStats(google.protobuf.message.Message):
+    """One warm pin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    PINNED_TOKENS_FIELD_NUMBER: builtins.int
+    MISSING_TOKENS_FIELD_NUMBER: builtins.int
+    FILLING_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, as Unwarm takes it."""
+    tenant: builtins.str
+    """Whose it is."""
+    pinned_tokens: builtins.int
+    """In the blocks that it holds."""
+    missing_tokens: builtins.int
+    """Of what was to be computed for it, not there yet. 0: it is complete."""
+    filling: builtins.bool
+    """Whether a sequence is to compute the missing tokens."""
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """What is left of its time. Unset: it lives until Unwarm."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tenant: builtins.str = ...,
+        pinned_tokens: builtins.int = ...,
+        missing_tokens: builtins.int = ...,
+        filling: builtins.bool = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["filling", b"filling", "missing_tokens", b"missing_tokens", "name", b"name", "pinned_tokens", b"pinned_tokens", "tenant", b"tenant", "ttl", b"ttl"]) -> None: ...
+
+Global___PinStats: typing_extensions.TypeAlias = PinStats
 
 @typing.final
 class EngineStats(google.protobuf.message.Message):

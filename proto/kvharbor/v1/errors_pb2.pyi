@@ -89,7 +89,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_POOL_IN_USE: _ErrorReason.ValueType  # 35
     """FAILED_PRECONDITION. The pool is in use. Metadata: sessionCount,
-    sequenceCount, pinCount, blockCount (those that the session itself holds).
+    sequenceCount, pinCount, blockCount (those that the session itself holds);
+    with pins pinNames (for people: some of the caller's, and how many more).
     """
     ERROR_REASON_BLOCK_HELD: _ErrorReason.ValueType  # 36
     """FAILED_PRECONDITION. The block or one of its descendants is held.
@@ -264,7 +265,8 @@ Metadata: sizeBytes, currentSizeBytes.
 """
 ERROR_REASON_POOL_IN_USE: ErrorReason.ValueType  # 35
 """FAILED_PRECONDITION. The pool is in use. Metadata: sessionCount,
-sequenceCount, pinCount, blockCount (those that the session itself holds).
+sequenceCount, pinCount, blockCount (those that the session itself holds);
+with pins pinNames (for people: some of the caller's, and how many more).
 """
 ERROR_REASON_BLOCK_HELD: ErrorReason.ValueType  # 36
 """FAILED_PRECONDITION. The block or one of its descendants is held.

@@ -27,59 +27,61 @@ from kvharbor.v1 import side_pb2 as kvharbor_dot_v1_dot_side__pb2
 from kvharbor.v1 import types_pb2 as kvharbor_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvharbor/v1/pool_service.proto\x12\x0bkvharbor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvharbor/v1/side.proto\x1a\x17kvharbor/v1/types.proto\"\x16\n\x14GetServerInfoRequest\"\xe6\x02\n\x15GetServerInfoResponse\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x14\n\x0c\x61pi_versions\x18\x02 \x03(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x13\n\x0b\x61rena_kinds\x18\x04 \x03(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x06 \x01(\x03\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x03\x12)\n\x06uptime\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rrestart_count\x18\t \x01(\x03\x12\x13\n\x0bstall_count\x18\n \x01(\x03\x12-\n\nstall_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x07\x64\x65vices\x18\x0c \x03(\x0b\x32\x13.kvharbor.v1.Device\"Z\n\x06\x44\x65vice\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x03\"i\n\x0fOpenPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06layout\x18\x02 \x01(\x0b\x32\x13.kvharbor.v1.Layout\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\"N\n\x10OpenPoolResponse\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"&\n\x13\x44\x65scribePoolRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"A\n\x14\x44\x65scribePoolResponse\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\"9\n\x10ListPoolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x11ListPoolsResponse\x12*\n\x05pools\x18\x01 \x03(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x0f\x44ropPoolRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"+\n\x10\x44ropPoolResponse\x12\x17\n\x0f\x61lready_dropped\x18\x01 \x01(\x08\"\x15\n\x13\x43loseSessionRequest\"7\n\x14\x43loseSessionResponse\x12\x1f\n\x17released_sequence_count\x18\x01 \x01(\x03\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x14ListSessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.kvharbor.v1.SessionInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc0\x02\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x03 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.kvharbor.v1.SessionState\x12\r\n\x05\x63\x61use\x18\x06 \x01(\t\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x07members\x18\x08 \x03(\x0b\x32\x1a.kvharbor.v1.SessionMember\x12-\n\x08holdings\x18\t \x03(\x0b\x32\x1b.kvharbor.v1.SessionHolding\x12#\n\x06\x65ngine\x18\n \x01(\x0b\x32\x13.kvharbor.v1.Engine\"t\n\rSessionMember\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12%\n\x04mode\x18\x02 \x01(\x0e\x32\x17.kvharbor.v1.MemberMode\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x0e\n\x06\x65xited\x18\x05 \x01(\x08\"V\n\x0eSessionHolding\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_count\x18\x02 \x01(\x03\x12\x1b\n\x13private_block_count\x18\x03 \x01(\x03\"(\n\x12KillSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"3\n\x13KillSessionResponse\x12\x1c\n\x14killed_process_count\x18\x01 \x01(\x05\"\x10\n\x0eUpgradeRequest\"7\n\x0fUpgradeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x15\n\rrestart_count\x18\x02 \x01(\x03*{\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_LIVE\x10\x01\x12\x1a\n\x16SESSION_STATE_RESUMING\x10\x02\x12\x18\n\x14SESSION_STATE_ENDING\x10\x03\x32\xda\x05\n\x0bPoolService\x12V\n\rGetServerInfo\x12!.kvharbor.v1.GetServerInfoRequest\x1a\".kvharbor.v1.GetServerInfoResponse\x12G\n\x08OpenPool\x12\x1c.kvharbor.v1.OpenPoolRequest\x1a\x1d.kvharbor.v1.OpenPoolResponse\x12S\n\x0c\x44\x65scribePool\x12 .kvharbor.v1.DescribePoolRequest\x1a!.kvharbor.v1.DescribePoolResponse\x12J\n\tListPools\x12\x1d.kvharbor.v1.ListPoolsRequest\x1a\x1e.kvharbor.v1.ListPoolsResponse\x12G\n\x08\x44ropPool\x12\x1c.kvharbor.v1.DropPoolRequest\x1a\x1d.kvharbor.v1.DropPoolResponse\x12S\n\x0c\x43loseSession\x12 .kvharbor.v1.CloseSessionRequest\x1a!.kvharbor.v1.CloseSessionResponse\x12S\n\x0cListSessions\x12 .kvharbor.v1.ListSessionsRequest\x1a!.kvharbor.v1.ListSessionsResponse\x12P\n\x0bKillSession\x12\x1f.kvharbor.v1.KillSessionRequest\x1a .kvharbor.v1.KillSessionResponse\x12\x44\n\x07Upgrade\x12\x1b.kvharbor.v1.UpgradeRequest\x1a\x1c.kvharbor.v1.UpgradeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvharbor/v1/pool_service.proto\x12\x0bkvharbor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvharbor/v1/side.proto\x1a\x17kvharbor/v1/types.proto\"\x16\n\x14GetServerInfoRequest\"\x97\x03\n\x15GetServerInfoResponse\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x14\n\x0c\x61pi_versions\x18\x02 \x03(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x13\n\x0b\x61rena_kinds\x18\x04 \x03(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x06 \x01(\x03\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x03\x12)\n\x06uptime\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rrestart_count\x18\t \x01(\x03\x12\x13\n\x0bstall_count\x18\n \x01(\x03\x12-\n\nstall_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x07\x64\x65vices\x18\x0c \x03(\x0b\x32\x13.kvharbor.v1.Device\x12/\n\rkept_settings\x18\r \x03(\x0b\x32\x18.kvharbor.v1.KeptSetting\"=\n\x0bKeptSetting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08in_force\x18\x02 \x01(\t\x12\x0e\n\x06wanted\x18\x03 \x01(\t\"Z\n\x06\x44\x65vice\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x03\"i\n\x0fOpenPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06layout\x18\x02 \x01(\x0b\x32\x13.kvharbor.v1.Layout\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\"N\n\x10OpenPoolResponse\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"&\n\x13\x44\x65scribePoolRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"A\n\x14\x44\x65scribePoolResponse\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\"9\n\x10ListPoolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x11ListPoolsResponse\x12*\n\x05pools\x18\x01 \x03(\x0b\x32\x1b.kvharbor.v1.PoolDescriptor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x0f\x44ropPoolRequest\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\"+\n\x10\x44ropPoolResponse\x12\x17\n\x0f\x61lready_dropped\x18\x01 \x01(\x08\"\x15\n\x13\x43loseSessionRequest\"7\n\x14\x43loseSessionResponse\x12\x1f\n\x17released_sequence_count\x18\x01 \x01(\x03\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x14ListSessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.kvharbor.v1.SessionInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc0\x02\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x03 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.kvharbor.v1.SessionState\x12\r\n\x05\x63\x61use\x18\x06 \x01(\t\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x07members\x18\x08 \x03(\x0b\x32\x1a.kvharbor.v1.SessionMember\x12-\n\x08holdings\x18\t \x03(\x0b\x32\x1b.kvharbor.v1.SessionHolding\x12#\n\x06\x65ngine\x18\n \x01(\x0b\x32\x13.kvharbor.v1.Engine\"t\n\rSessionMember\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12%\n\x04mode\x18\x02 \x01(\x0e\x32\x17.kvharbor.v1.MemberMode\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x0e\n\x06\x65xited\x18\x05 \x01(\x08\"V\n\x0eSessionHolding\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_count\x18\x02 \x01(\x03\x12\x1b\n\x13private_block_count\x18\x03 \x01(\x03\"(\n\x12KillSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"3\n\x13KillSessionResponse\x12\x1c\n\x14killed_process_count\x18\x01 \x01(\x05\"\x10\n\x0eUpgradeRequest\"7\n\x0fUpgradeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x15\n\rrestart_count\x18\x02 \x01(\x03*{\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_LIVE\x10\x01\x12\x1a\n\x16SESSION_STATE_RESUMING\x10\x02\x12\x18\n\x14SESSION_STATE_ENDING\x10\x03\x32\xda\x05\n\x0bPoolService\x12V\n\rGetServerInfo\x12!.kvharbor.v1.GetServerInfoRequest\x1a\".kvharbor.v1.GetServerInfoResponse\x12G\n\x08OpenPool\x12\x1c.kvharbor.v1.OpenPoolRequest\x1a\x1d.kvharbor.v1.OpenPoolResponse\x12S\n\x0c\x44\x65scribePool\x12 .kvharbor.v1.DescribePoolRequest\x1a!.kvharbor.v1.DescribePoolResponse\x12J\n\tListPools\x12\x1d.kvharbor.v1.ListPoolsRequest\x1a\x1e.kvharbor.v1.ListPoolsResponse\x12G\n\x08\x44ropPool\x12\x1c.kvharbor.v1.DropPoolRequest\x1a\x1d.kvharbor.v1.DropPoolResponse\x12S\n\x0c\x43loseSession\x12 .kvharbor.v1.CloseSessionRequest\x1a!.kvharbor.v1.CloseSessionResponse\x12S\n\x0cListSessions\x12 .kvharbor.v1.ListSessionsRequest\x1a!.kvharbor.v1.ListSessionsResponse\x12P\n\x0bKillSession\x12\x1f.kvharbor.v1.KillSessionRequest\x1a .kvharbor.v1.KillSessionResponse\x12\x44\n\x07Upgrade\x12\x1b.kvharbor.v1.UpgradeRequest\x1a\x1c.kvharbor.v1.UpgradeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvharbor.v1.pool_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONSTATE']._serialized_start=2063
-  _globals['_SESSIONSTATE']._serialized_end=2186
+  _globals['_SESSIONSTATE']._serialized_start=2175
+  _globals['_SESSIONSTATE']._serialized_end=2298
   _globals['_GETSERVERINFOREQUEST']._serialized_start=128
   _globals['_GETSERVERINFOREQUEST']._serialized_end=150
   _globals['_GETSERVERINFORESPONSE']._serialized_start=153
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=511
-  _globals['_DEVICE']._serialized_start=513
-  _globals['_DEVICE']._serialized_end=603
-  _globals['_OPENPOOLREQUEST']._serialized_start=605
-  _globals['_OPENPOOLREQUEST']._serialized_end=710
-  _globals['_OPENPOOLRESPONSE']._serialized_start=712
-  _globals['_OPENPOOLRESPONSE']._serialized_end=790
-  _globals['_DESCRIBEPOOLREQUEST']._serialized_start=792
-  _globals['_DESCRIBEPOOLREQUEST']._serialized_end=830
-  _globals['_DESCRIBEPOOLRESPONSE']._serialized_start=832
-  _globals['_DESCRIBEPOOLRESPONSE']._serialized_end=897
-  _globals['_LISTPOOLSREQUEST']._serialized_start=899
-  _globals['_LISTPOOLSREQUEST']._serialized_end=956
-  _globals['_LISTPOOLSRESPONSE']._serialized_start=958
-  _globals['_LISTPOOLSRESPONSE']._serialized_end=1046
-  _globals['_DROPPOOLREQUEST']._serialized_start=1048
-  _globals['_DROPPOOLREQUEST']._serialized_end=1082
-  _globals['_DROPPOOLRESPONSE']._serialized_start=1084
-  _globals['_DROPPOOLRESPONSE']._serialized_end=1127
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1129
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1150
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1152
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1207
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=1209
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1269
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1271
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1362
-  _globals['_SESSIONINFO']._serialized_start=1365
-  _globals['_SESSIONINFO']._serialized_end=1685
-  _globals['_SESSIONMEMBER']._serialized_start=1687
-  _globals['_SESSIONMEMBER']._serialized_end=1803
-  _globals['_SESSIONHOLDING']._serialized_start=1805
-  _globals['_SESSIONHOLDING']._serialized_end=1891
-  _globals['_KILLSESSIONREQUEST']._serialized_start=1893
-  _globals['_KILLSESSIONREQUEST']._serialized_end=1933
-  _globals['_KILLSESSIONRESPONSE']._serialized_start=1935
-  _globals['_KILLSESSIONRESPONSE']._serialized_end=1986
-  _globals['_UPGRADEREQUEST']._serialized_start=1988
-  _globals['_UPGRADEREQUEST']._serialized_end=2004
-  _globals['_UPGRADERESPONSE']._serialized_start=2006
-  _globals['_UPGRADERESPONSE']._serialized_end=2061
-  _globals['_POOLSERVICE']._serialized_start=2189
-  _globals['_POOLSERVICE']._serialized_end=2919
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=560
+  _globals['_KEPTSETTING']._serialized_start=562
+  _globals['_KEPTSETTING']._serialized_end=623
+  _globals['_DEVICE']._serialized_start=625
+  _globals['_DEVICE']._serialized_end=715
+  _globals['_OPENPOOLREQUEST']._serialized_start=717
+  _globals['_OPENPOOLREQUEST']._serialized_end=822
+  _globals['_OPENPOOLRESPONSE']._serialized_start=824
+  _globals['_OPENPOOLRESPONSE']._serialized_end=902
+  _globals['_DESCRIBEPOOLREQUEST']._serialized_start=904
+  _globals['_DESCRIBEPOOLREQUEST']._serialized_end=942
+  _globals['_DESCRIBEPOOLRESPONSE']._serialized_start=944
+  _globals['_DESCRIBEPOOLRESPONSE']._serialized_end=1009
+  _globals['_LISTPOOLSREQUEST']._serialized_start=1011
+  _globals['_LISTPOOLSREQUEST']._serialized_end=1068
+  _globals['_LISTPOOLSRESPONSE']._serialized_start=1070
+  _globals['_LISTPOOLSRESPONSE']._serialized_end=1158
+  _globals['_DROPPOOLREQUEST']._serialized_start=1160
+  _globals['_DROPPOOLREQUEST']._serialized_end=1194
+  _globals['_DROPPOOLRESPONSE']._serialized_start=1196
+  _globals['_DROPPOOLRESPONSE']._serialized_end=1239
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1241
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1262
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1264
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1319
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1321
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1381
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1383
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1474
+  _globals['_SESSIONINFO']._serialized_start=1477
+  _globals['_SESSIONINFO']._serialized_end=1797
+  _globals['_SESSIONMEMBER']._serialized_start=1799
+  _globals['_SESSIONMEMBER']._serialized_end=1915
+  _globals['_SESSIONHOLDING']._serialized_start=1917
+  _globals['_SESSIONHOLDING']._serialized_end=2003
+  _globals['_KILLSESSIONREQUEST']._serialized_start=2005
+  _globals['_KILLSESSIONREQUEST']._serialized_end=2045
+  _globals['_KILLSESSIONRESPONSE']._serialized_start=2047
+  _globals['_KILLSESSIONRESPONSE']._serialized_end=2098
+  _globals['_UPGRADEREQUEST']._serialized_start=2100
+  _globals['_UPGRADEREQUEST']._serialized_end=2116
+  _globals['_UPGRADERESPONSE']._serialized_start=2118
+  _globals['_UPGRADERESPONSE']._serialized_end=2173
+  _globals['_POOLSERVICE']._serialized_start=2301
+  _globals['_POOLSERVICE']._serialized_end=3031
 # @@protoc_insertion_point(module_scope)

@@ -80,6 +80,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     STALL_COUNT_FIELD_NUMBER: builtins.int
     STALL_TIME_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
+    KEPT_SETTINGS_FIELD_NUMBER: builtins.int
     server_version: builtins.str
     """Version of the service."""
     epoch: builtins.str
@@ -114,6 +115,12 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Device]:
         """Where pools may lie; empty for the host."""
 
+    @property
+    def kept_settings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeptSetting]:
+        """Settings that have changed and stay as they were, until the service is
+        stopped and started.
+        """
+
     def __init__(
         self,
         *,
@@ -129,11 +136,38 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         stall_count: builtins.int = ...,
         stall_time: google.protobuf.duration_pb2.Duration | None = ...,
         devices: collections.abc.Iterable[Global___Device] | None = ...,
+        kept_settings: collections.abc.Iterable[Global___KeptSetting] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["stall_time", b"stall_time", "uptime", b"uptime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "arena_kinds", b"arena_kinds", "devices", b"devices", "epoch", b"epoch", "max_message_bytes", b"max_message_bytes", "memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "restart_count", b"restart_count", "server_version", b"server_version", "stall_count", b"stall_count", "stall_time", b"stall_time", "uptime", b"uptime"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api_versions", b"api_versions", "arena_kinds", b"arena_kinds", "devices", b"devices", "epoch", b"epoch", "kept_settings", b"kept_settings", "max_message_bytes", b"max_message_bytes", "memory_available_bytes", b"memory_available_bytes", "memory_bytes", b"memory_bytes", "restart_count", b"restart_count", "server_version", b"server_version", "stall_count", b"stall_count", "stall_time", b"stall_time", "uptime", b"uptime"]) -> None: ...
 
 Global___GetServerInfoResponse: typing_extensions.TypeAlias = GetServerInfoResponse
+
+@typing.final
+class KeptSetting(google.protobuf.message.Message):
+    """A setting whose value is not the one that is in force, both for people."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    IN_FORCE_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name."""
+    in_force: builtins.str
+    """As the epoch began with it."""
+    wanted: builtins.str
+    """As it is set now."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        in_force: builtins.str = ...,
+        wanted: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["in_force", b"in_force", "name", b"name", "wanted", b"wanted"]) -> None: ...
+
+Global___KeptSetting: typing_extensions.TypeAlias = KeptSetting
 
 @typing.final
 class Device(google.protobuf.message.Message):

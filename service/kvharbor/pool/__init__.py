@@ -79,6 +79,7 @@ from kvharbor.pool.results import (
 from kvharbor.pool.results import (
     Warmed as Warmed,
 )
+from kvharbor.pool.stats import PinStats as PinStats
 from kvharbor.pool.stats import PoolStats as PoolStats
 from kvharbor.pool.stats import TenantStats as TenantStats
 from kvharbor.pool.stats import Times as Times

@@ -24,7 +24,7 @@ class Mark:
     """Contents to come behind `chain_node`; `extras` count from the first block of the chain that was acquired.
 
     `extra_bytes` is how much `extras` are, which are those to come once the mark is entered.
-    `seen_at`: when it has last got on, or was found not to have stalled.
+    `seen_at`: when it has last got on or was asked for again, or was found not to have stalled.
     """
 
     session: int
@@ -57,20 +57,23 @@ class Marks:
         self.counts: Counter[int] = Counter()
 
     def add(self, mark: Mark, now: float) -> None:
-        """Enters a mark of some contents; if it is known already, it has got on. Too many are not entered at all."""
+        """Enters a mark of some contents. Too many are not entered at all.
+
+        If it is known already, its session has said that it is at work [W7]. One that has stalled all the same is
+        kept for that: made anew, it would be waited for anew.
+        """
         mark.extras = {block: extra for block, extra in mark.extras.items() if block >= mark.committed_blocks}
         mark.extra_bytes = sum(map(len, mark.extras.values()))
         block_count = self.size(mark)
         first = bytes(mark.tail[: self._writers.content_bytes(mark.namespace)])
         for other in self._own(mark.session, mark.chain_node, first + mark.extras.get(mark.committed_blocks, b"")):
             if other.tail == mark.tail and extras_to_come(other) == extras_to_come(mark):
-                self._writers.note_progress(other, now)
+                self._writers.signs[mark.session] = now
                 self._see(other, now)
                 return
         if self.block_counts[mark.session] + block_count > self._most_blocks or self.counts[mark.session] >= MAX_MARKS:
             return
         mark.namespace.user_count += 1
-        mark.progress_at = now
         self.block_counts[mark.session] += block_count
         self.counts[mark.session] += 1
         self._enter(mark, now)
@@ -83,7 +86,7 @@ class Marks:
         if not by_node:
             return
         end = first + len(nodes) - 1
-        for block, node in [(block, node) for block, node in enumerate(nodes[:-1], first) if node in by_node]:
+        for block, node in enumerate(nodes[:-1], first):
             if node not in by_node:
                 continue
             size = self._writers.content_bytes(next(iter(by_node[node])).namespace)
@@ -173,7 +176,7 @@ class Marks:
         del mark.tail[:moved_bytes]
         for block in range(mark.committed_blocks, mark.committed_blocks + block_count):
             mark.extra_bytes -= len(mark.extras.pop(block, b""))
-        mark.chain_node, mark.progress_at = node, now
+        mark.chain_node = node
         mark.committed_blocks += block_count
         self.block_counts[mark.session] += self.size(mark) - size
         self._enter(mark, now)

@@ -59,7 +59,7 @@ from kvharbor.pool.results import (
 )
 from kvharbor.pool.snapshot import IndexCopy
 from kvharbor.pool.state import State
-from kvharbor.pool.stats import PoolStats, TenantStats
+from kvharbor.pool.stats import PinStats, PoolStats, TenantStats
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.traffic import Traffic
 
@@ -398,6 +398,10 @@ class Pool:
     def pin(self, tenant: str, name: str) -> PinView | None:
         """Tells how far a pin is; None if there is none."""
         return warm.pin_view(self._state, tenant, name)
+
+    def pins(self, tenant: str | None, most: int) -> tuple[PinStats, ...]:
+        """Returns a tenant's pins, or with None all: the oldest first, at most so many."""
+        return warm.pin_stats(self._state, tenant, most)
 
     def unwarm(self, tenant: str, name: str) -> Steps[None]:
         """Ends a pin; raises PinNotFound."""

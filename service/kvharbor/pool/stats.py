@@ -66,6 +66,18 @@ class TrafficStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PinStats:
+    """One warm pin at one moment; `filling`: a live sequence is to compute the missing tokens."""
+
+    tenant: str
+    name: str
+    pinned_tokens: int
+    missing_tokens: int
+    filling: bool
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """One moment: free + reserved + active + cached + warm + quarantined = total ([G5]).
 

@@ -4,6 +4,8 @@ A pin is for (tenant, name), not for a session, and counts each distinct block o
 still to be computed count from the reply on and are pinned at their commit.
 """
 
+import itertools
+
 from kvharbor.pool import pins, tables, validate
 from kvharbor.pool.allocation import claim_run, hold_match, refuse_too_large
 from kvharbor.pool.errors import InvalidField, PinNotFound, RequestIdReused, WarmBudgetExceeded
@@ -11,6 +13,7 @@ from kvharbor.pool.release import announce_end, take_down
 from kvharbor.pool.results import PinView, Prompt, Warmed
 from kvharbor.pool.sequence import Pin, Sequence
 from kvharbor.pool.state import State
+from kvharbor.pool.stats import PinStats
 from kvharbor.pool.steps import Steps
 from kvharbor.pool.tree import extras_by_block
 
@@ -139,6 +142,22 @@ def pin_view(state: State, tenant: str, name: str) -> PinView | None:
         return None
     missing = pin.block_count - len(pin.blocks)
     return PinView(len(pin.blocks) * state.block_tokens, missing * state.block_tokens, pin.sequence is not None)
+
+
+def pin_stats(state: State, tenant: str | None, most: int) -> tuple[PinStats, ...]:
+    """Tells of a tenant's pins, or with None of all: the oldest first, at most so many."""
+    of_it = (pin for pin in state.pins.values() if tenant in (None, pin.tenant))
+    return tuple(
+        PinStats(
+            tenant=pin.tenant,
+            name=pin.name,
+            pinned_tokens=len(pin.blocks) * state.block_tokens,
+            missing_tokens=(pin.block_count - len(pin.blocks)) * state.block_tokens,
+            filling=pin.sequence is not None,
+            expires_at=pin.expires_at,
+        )
+        for pin in itertools.islice(of_it, most)
+    )
 
 
 def unwarm(state: State, tenant: str, name: str) -> Steps[None]:

@@ -26,6 +26,10 @@ Granted = SequenceView | Awaited
 Wanted = Callable[[Applicant, int], None]
 
 
+def _tell_nobody(*_: object) -> None:
+    """Stands for whoever is told, where nobody is."""
+
+
 class Admission:
     """Grants requests for room in one pool, at once or later. A waiter holds neither blocks nor a turn [S4].
 
@@ -43,9 +47,9 @@ class Admission:
     ) -> None:
         self._owner = owner
         self._guarantee = guarantee
-        self.wanted: Wanted = lambda _applicant, _block_count: None
+        self.wanted: Wanted = _tell_nobody
         """Called when somebody lacks room, with him and how many blocks."""
-        self.waiting_changed: Callable[[], None] = lambda: None
+        self.waiting_changed: Callable[[], None] = _tell_nobody
         """Called when somebody has begun or ended to wait."""
         self.single_flight = SingleFlight(owner)
         self.wait_count = 0
@@ -174,6 +178,10 @@ class Admission:
             elif not waiter.answer.done():
                 waiter.answer.set_exception(reason)
         self.single_flight.give_up_all(reason)
+
+    def close(self) -> None:
+        """Tells nobody any more. Who is told knows the admission: together they would keep the pool."""
+        self.wanted = self.waiting_changed = _tell_nobody
 
     async def _grant(self, application: Application[G], wait_s: float) -> G:
         owner = self._owner

@@ -120,6 +120,7 @@ async def assembled(
         sessions,
         life,
         supervised.upgrade,
+        kept_settings=life.kept_settings(settings.lasting),
         server_version=version,
         max_message_bytes=settings.max_message_bytes,
     )

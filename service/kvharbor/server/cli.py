@@ -12,6 +12,7 @@ from kvharbor.server.commands.execute import execute
 from kvharbor.server.commands.generate_trace import generate_trace
 from kvharbor.server.commands.health import health
 from kvharbor.server.commands.kill_session import kill_session
+from kvharbor.server.commands.options import in_own_words
 from kvharbor.server.commands.prefixes import lookup, unwarm, warm
 from kvharbor.server.commands.record import record
 from kvharbor.server.commands.replay import replay
@@ -84,19 +85,15 @@ def main() -> NoReturn:
         _fail(refused, refused.status)
     except Exception as failure:
         # The client is imported by the commands that need it, and only its errors mean an ordinary refusal.
-        if not _is_refusal(failure):
+        client = sys.modules.get("kvharbor.client")
+        if client is None or not isinstance(failure, client.HarborError):
             raise
-        _fail(failure, EXIT_FAILED)
+        _fail(in_own_words(failure), EXIT_FAILED)
     sys.exit(0)
 
 
-def _is_refusal(failure: Exception) -> bool:
-    client = sys.modules.get("kvharbor.client")
-    return client is not None and isinstance(failure, client.HarborError)
-
-
-def _fail(failure: Exception, status: int) -> NoReturn:
-    typer.echo(f"kvharbor: {failure}", err=True)
+def _fail(told: object, status: int) -> NoReturn:
+    typer.echo(f"kvharbor: {told}", err=True)
     sys.exit(status)
 
 

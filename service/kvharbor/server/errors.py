@@ -20,6 +20,9 @@ from typing import ClassVar
 
 from kvharbor.server.sizes import exact_size
 
+_MOST_NAMES_CHARS = 200
+"""Of names in one message, which has 512 characters in all."""
+
 
 class StartupError(Exception):
     """The service cannot start as it is configured. The message is one line and names the remedy."""
@@ -113,7 +116,7 @@ class PoolSizeMismatch(ServerError):
         self.current_size_bytes = current_size_bytes
         super().__init__(
             f"the pool was made with {exact_size(current_size_bytes)}, not {exact_size(size_bytes)}: "
-            f"ask for that size or for 0, or drop the pool first"
+            f"ask for that size or for none, or drop the pool first"
         )
 
     def metadata(self) -> dict[str, str]:
@@ -138,19 +141,29 @@ class PoolDevicesMismatch(ServerError):
 
 
 class PoolInUse(ServerError):
-    """Somebody holds the pool."""
+    """Somebody holds the pool. `pin_names`: those that the caller may see, or some of them."""
 
     reason = "POOL_IN_USE"
 
-    def __init__(self, *, session_count: int, sequence_count: int, pin_count: int, held_block_count: int) -> None:
+    def __init__(
+        self,
+        *,
+        session_count: int,
+        sequence_count: int,
+        pin_count: int,
+        held_block_count: int,
+        pin_names: Sequence[str] = (),
+    ) -> None:
         self.session_count = session_count
         self.sequence_count = sequence_count
         self.pin_count = pin_count
         self.held_block_count = held_block_count
+        self.pin_names = _some_of(pin_names, pin_count)
+        pins = _counted(pin_count, "warm pin") + (f" ({self.pin_names})" if self.pin_names else "")
         itself = f", and the session itself holds {_counted(held_block_count, 'block')}" if held_block_count else ""
         super().__init__(
             f"the pool is in use by {_counted(session_count, 'other session')}, "
-            f"{_counted(sequence_count, 'sequence')} and {_counted(pin_count, 'warm pin')}{itself}: "
+            f"{_counted(sequence_count, 'sequence')} and {pins}{itself}: "
             f"end them first{', pins with `kvharbor unwarm`' if pin_count else ''}"
         )
 
@@ -160,6 +173,7 @@ class PoolInUse(ServerError):
             "sequenceCount": str(self.sequence_count),
             "pinCount": str(self.pin_count),
             "blockCount": str(self.held_block_count),
+            **({"pinNames": self.pin_names} if self.pin_names else {}),
         }
 
 
@@ -243,3 +257,14 @@ class Draining(ServerError):
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _some_of(names: Sequence[str], count: int) -> str:
+    """Returns the first of these names for people, as many as a message has room for, and how many more there are."""
+    shown: list[str] = []
+    for name in map(repr, names):
+        if sum(map(len, shown)) + len(name) > _MOST_NAMES_CHARS:
+            break
+        shown.append(name)
+    more = f" and {count - len(shown)} more" if len(shown) < count else ""
+    return ", ".join(shown) + more if shown else ""

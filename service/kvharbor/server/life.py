@@ -21,6 +21,15 @@ class DeviceShare(TypedDict):
     piece_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSetting:
+    """A setting that stays as a life began with it, though another value is wanted by now."""
+
+    name: str
+    in_force: str
+    wanted: str
+
+
 @dataclass(slots=True)
 class Life:
     """What is kept under the name "epoch". A number is kept before it is used, so none is used twice [S15].
@@ -29,6 +38,7 @@ class Life:
     is days off. `listen` is the TCP address as it was bound; `restarts` counts the processes before by what ended
     them. `arena` is the kind that its pools are of; `devices` are those that they may lie on, by UUID, none for the
     host. `was_tried_out` tells that such memory has been shared with another process, which is done once in a life.
+    `settings` are those that stay for its length, as they were set; without them another version has begun it.
     """
 
     epoch: str
@@ -42,6 +52,7 @@ class Life:
     arena: str = "host"
     devices: dict[str, DeviceShare] = field(default_factory=dict)
     was_tried_out: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def begun(cls, memory_bytes: int) -> Self:
@@ -84,6 +95,14 @@ class Life:
     def first_number(self) -> int:
         """Where this process begins to count what is not kept, above whatever the ones before it came to."""
         return self.restart_count << 40 | 1
+
+    def kept_settings(self, wanted: Mapping[str, str]) -> tuple[KeptSetting, ...]:
+        """Returns those of its settings that would be others in a new life."""
+        return tuple(
+            KeptSetting(name, in_force, wanted[name])
+            for name, in_force in self.settings.items()
+            if wanted.get(name, in_force) != in_force
+        )
 
     def next_pool_number(self, keeper: Keeper) -> int:
         """Returns a number that no pool has had."""

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -13,7 +13,7 @@ from kvharbor.server.descriptors import needing_descriptors
 from kvharbor.server.gate import Callers, Context, Gate, answered
 from kvharbor.server.greeting import API_VERSION
 from kvharbor.server.layout_messages import descriptor_message, layout_of
-from kvharbor.server.life import Life
+from kvharbor.server.life import KeptSetting, Life
 from kvharbor.server.pages import page_size_of
 from kvharbor.server.pools import Pools
 from kvharbor.server.served_pool import ServedPool
@@ -38,6 +38,7 @@ class PoolCalls(SessionCalls):
         life: Life,
         upgrade: Callable[[], Awaitable[None]],
         *,
+        kept_settings: Iterable[KeptSetting],
         server_version: str,
         max_message_bytes: int,
     ) -> None:
@@ -45,6 +46,9 @@ class PoolCalls(SessionCalls):
         self._pools = pools
         self._life = life
         self._upgrade = upgrade
+        self._kept_settings = [
+            pb.KeptSetting(name=each.name, in_force=each.in_force, wanted=each.wanted) for each in kept_settings
+        ]
         self._server_version = server_version
         self._max_message_bytes = max_message_bytes
         self._started_at = time.monotonic()
@@ -76,6 +80,7 @@ class PoolCalls(SessionCalls):
                 )
                 for uuid, share in self._life.devices.items()
             ],
+            kept_settings=self._kept_settings,
         )
 
     @answered

@@ -143,6 +143,7 @@ class PoolMaker:
             parts = await self._arenas.make(places, descriptor.size_bytes, f"kvharbor-{name}", self._is_closing)
         except BaseException:
             ledger.close()
+            await asyncio.to_thread(ledger.forget)
             raise
         return pool, PoolMemory(parts, ledger)
 

@@ -56,8 +56,13 @@ class LedgerMemory:
         self.arena.close()
 
     def forget(self) -> None:
-        """Gives the bytes back, although the pool that is being dropped still has them mapped."""
+        """Gives the bytes back, for a pool that is dropped or never came to be: zeros are mapped in their place.
+
+        The pool's views stay, as whoever still has the pool may read. What is mapped without a descriptor is taken for
+        what an earlier owner has left.
+        """
         self.mapping.region.madvise(mmap.MADV_REMOVE)
+        self.mapping.vacate()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +89,8 @@ class PoolMemory:
 
     async def give_back(self) -> None:
         """Gives back what does not go with the descriptors. For a dropped pool, after `close`."""
-        await asyncio.gather(*(part.free() for part in self.parts))
         await asyncio.to_thread(self.ledger.forget)
+        await asyncio.gather(*(part.free() for part in self.parts))
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ from kvharbor.server.versions import retire_left
 
 log = structlog.get_logger(__name__)
 
+MAX_NAMED_PINS = 8
+"""Of a pool that is in use, in the refusal to drop it."""
 MAX_OPENED = 1024
 """Pools that a session may have open: their ids have to fit in one frame of its side socket, and in what is kept."""
 
@@ -197,6 +199,7 @@ class Pools:
                 sequence_count=usage.sequence_count,
                 pin_count=usage.pin_count,
                 held_block_count=held_count,
+                pin_names=[pin.name for pin in served.pins_for(session.peer, MAX_NAMED_PINS)],
             )
         del self._by_id[served.pool_id]
         del self._by_name[served.tenant, served.name]

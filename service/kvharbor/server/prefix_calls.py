@@ -5,7 +5,7 @@ They only translate.
 
 import dataclasses
 
-from kvharbor.pool import PoolStats, Presence
+from kvharbor.pool import PinStats, PoolStats, Presence
 from kvharbor.pool.errors import InvalidField
 from kvharbor.server.engine_messages import engine_stats_message
 from kvharbor.server.errors import PoolNotFound
@@ -25,6 +25,8 @@ from kvharbor.v1 import cache_service_pb2_grpc as rpc
 from kvharbor.v1 import types_pb2
 
 LEAST_TTL_S = 0.001
+MAX_PINS = 64
+"""Of one pool in Stats."""
 
 
 class PrefixCalls(rpc.CacheServiceServicer):
@@ -210,4 +212,16 @@ def _pool_stats(served: ServedPool, peer: Peer) -> pb.PoolStats:
         warm_task_filling_count=warm_filling_count,
         traffic=traffic_message(stats.traffic, served.pool.config.block_tokens),
         engines=[engine_stats_message(engine) for engine in stats.engines],
+        pins=[_pin_stats(pin, served.owner.clock()) for pin in served.pins_for(peer, MAX_PINS)],
+    )
+
+
+def _pin_stats(pin: PinStats, now: float) -> pb.PinStats:
+    return pb.PinStats(
+        name=pin.name,
+        tenant=pin.tenant,
+        pinned_tokens=pin.pinned_tokens,
+        missing_tokens=pin.missing_tokens,
+        filling=pin.filling,
+        ttl=None if pin.expires_at is None else duration_message(max(pin.expires_at - now, 0.0)),
     )

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from kvharbor.gpumem import Descriptor
-from kvharbor.pool import Pool
+from kvharbor.pool import PinStats, Pool
 from kvharbor.server.admission import Admission
 from kvharbor.server.errors import ServerError
 from kvharbor.server.event_log import EventLog
 from kvharbor.server.owner import PoolOwner
+from kvharbor.server.peer import Peer
 from kvharbor.server.pool_memory import PoolMemory
 from kvharbor.server.recalls import Recalls
 from kvharbor.server.recorder import Recorder
@@ -109,6 +110,10 @@ class ServedPool:
         """Bytes of one block, over all parts."""
         return self.descriptor.layout.block_bytes * len(self.places)
 
+    def pins_for(self, peer: Peer, most: int) -> tuple[PinStats, ...]:
+        """Returns the pins that the caller may see, the oldest first, at most so many."""
+        return self.pool.pins(None if peer.administrator else peer.tenant, most)
+
     async def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole blocks in every part, off the event loop; returns when all are complete."""
         await self.memory.copy(self.descriptor, pairs)
@@ -125,6 +130,7 @@ class ServedPool:
         self.end_waits(reason)
         self.recalls.close()
         await self.owner.close()
+        self.admission.close()
         await self.memory.close()
         self.page.close()
 

@@ -57,9 +57,13 @@ async def _life(loaded: LoadedSettings, kept: Life | None, supervised: Supervise
             supervised.drop(name)
         life = await _new_life(loaded.settings)
         loaded.require_pools_fit(life.memory_bytes)
+        life.settings = loaded.settings.lasting
     else:
         life = kept
         life.restarts[supervised.after] = life.restarts.get(supervised.after, 0) + 1
+        if life.listen is None:
+            # Nothing is bound yet: what is set now will be.
+            life.settings["listen"] = loaded.settings.lasting["listen"]
     life.keep(supervised)
     return life
 
@@ -85,6 +89,14 @@ async def _serve(loaded: LoadedSettings, kept: Life | None, supervised: Supervis
             life.was_tried_out = True
             life.keep(supervised)
         log.info("settings", **loaded.set_by_operator())
+        for changed in life.kept_settings(loaded.settings.lasting):
+            log.warning(
+                "setting differs from the one in force, which stays until a cold start",
+                setting=changed.name,
+                in_force=changed.in_force,
+                wanted=changed.wanted,
+                remedy="stop the service and start it",
+            )
         if life.memory_bytes < _LITTLE_BYTES:
             remedy = "raise memory, whose unit may be a mistake"
             log.warning("memory has hardly room for a pool", memory=exact_size(life.memory_bytes), remedy=remedy)

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from kvharbor.server.layout_settings import LayoutSettings
-from kvharbor.server.sizes import Share, parse_size, parse_size_or_share
+from kvharbor.server.sizes import Share, exact_size, parse_size, parse_size_or_share
 
 DEFAULT_SOCKET = "/run/kvharbor/kvharbor.sock"
 POOL_NAME_PATTERN = r"[A-Za-z0-9._-]{1,64}"
@@ -59,9 +59,21 @@ def _group(value: object) -> object:
 def _address(value: object) -> object:
     if value is None:
         return None
-    form = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/]+):([0-9]{1,5})", str(value))
-    if form is None or int(form[2]) > 65535:
+    form = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/]+):([0-9]+)", str(value))
+    if form is None:
         raise ValueError(f'{value!r} is no address; write HOST:PORT, e.g. "127.0.0.1:50051" or "[::1]:0"')
+    if len(form[2]) > 5 or int(form[2]) > 65535:
+        raise ValueError(f"{value!r} has no port; write one of 0 to 65535")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _uids(value: object) -> object:
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise ValueError(f"{value!r} is no list; write one of user ids, e.g. [1000]")
     return value
 
 
@@ -82,6 +94,8 @@ def _devices(value: object) -> object:
 
 
 Size = Annotated[int, BeforeValidator(_size)]
+AnyCase = BeforeValidator(_lower)
+"""For words: as units of sizes may be, in capitals too."""
 EvictionPolicy = Literal["auto", "lru"]
 """As `kvharbor.pool.POLICIES` has them; the supervisor reads settings too, and has no use for the pool."""
 Tenant = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]
@@ -98,7 +112,9 @@ class PoolSettings(BaseModel):
     size: Size | None = Field(
         default=None, description="Memory of each part of the pool where OpenPool leaves it open."
     )
-    eviction_policy: EvictionPolicy | None = Field(default=None, description="As the setting outside.")
+    eviction_policy: Annotated[EvictionPolicy | None, AnyCase] = Field(
+        default=None, description="As the setting outside."
+    )
     warm_budget_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
     min_reuse_tokens: int | None = Field(default=None, ge=0, description="As the setting outside.")
     guarantee_ratio: float | None = Field(default=None, ge=0, le=1, description="As the setting outside.")
@@ -163,7 +179,7 @@ class Settings(BaseModel):
         description="Memory for all pools: an amount, or a share of the room on the machine and in its cgroups. On "
         "devices: of each of them, a share of all that it has.",
     )
-    arena: Literal["host", "cuda_ipc", "cuda_vmm"] | None = Field(
+    arena: Annotated[Literal["host", "cuda_ipc", "cuda_vmm"] | None, AnyCase] = Field(
         default=None, description="Where pools lie, and how they are shared. Unset: cuda_ipc with `devices`, else host."
     )
     devices: Annotated[tuple[str, ...], BeforeValidator(_devices)] = Field(
@@ -179,10 +195,10 @@ class Settings(BaseModel):
         default=False,
         description="Lets processes use devices through CUDA MPS: their death does not prove that their kernels stop.",
     )
-    cuda_runtime: Literal["cupy", "driver"] = Field(
+    cuda_runtime: Annotated[Literal["cupy", "driver"], AnyCase] = Field(
         default="cupy", description="By what the arena cuda_ipc calls CUDA: CuPy, or cuda.bindings."
     )
-    eviction_policy: EvictionPolicy = Field(
+    eviction_policy: Annotated[EvictionPolicy, AnyCase] = Field(
         default="auto",
         description="Which cached blocks go first: what is worth least by the traffic (auto), or the oldest (lru).",
     )
@@ -202,9 +218,10 @@ class Settings(BaseModel):
     )
     anonymous_tenant: Tenant | None = Field(
         default=None,
-        description="Tenant of callers without a session, for Lookup, Watch and Stats. Unset: they may not.",
+        description="Tenant of callers without a session, for Lookup, Watch and Stats. Unset: Stats tells of no pool, "
+        "and the others are refused.",
     )
-    admin_uids: frozenset[int] = Field(
+    admin_uids: Annotated[frozenset[int], BeforeValidator(_uids)] = Field(
         default=frozenset(), description="Administrators, beside uid 0 and the user of the service."
     )
     handoff_ttl_s: float = Field(
@@ -230,10 +247,10 @@ class Settings(BaseModel):
         le=3600,
         description="After so long without a turn of its event loop the service's process is replaced; 0: never.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = Field(
         default="info", description="Least level that is logged."
     )
-    log_format: Literal["json", "console"] = Field(
+    log_format: Annotated[Literal["json", "console"], AnyCase] = Field(
         default="json", description="One JSON object a line, or text for people."
     )
 
@@ -248,6 +265,16 @@ class Settings(BaseModel):
     def arena_kind(self) -> Literal["host", "cuda_ipc", "cuda_vmm"]:
         """The arena as it is set, or as it follows from the devices."""
         return self.arena or ("cuda_ipc" if self.devices else "host")
+
+    @property
+    def lasting(self) -> dict[str, str]:
+        """The settings that a life of the service's state keeps as it began with them, for people."""
+        return {
+            "memory": str(self.memory) if isinstance(self.memory, Share) else exact_size(self.memory),
+            "arena": self.arena_kind,
+            "devices": ", ".join(self.devices) or "all that are visible",
+            "listen": self.listen or "none",
+        }
 
     def pool_rules(self, name: str) -> PoolSettings:
         """Returns the rules of pools called `name`; what has a setting of the same name outside is set."""

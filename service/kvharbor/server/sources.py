@@ -1,7 +1,7 @@
 """Where settings come from: flags win over the environment, that over the file, that over the defaults.
 
 The environment has them as KVHARBOR_NAME, tables and lists as JSON; the file is TOML. A key that no setting
-has is refused, with the nearest one named, wherever it stands.
+has is refused, with the nearest one named if any is near, wherever it stands.
 """
 
 import difflib
@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,11 +21,16 @@ from kvharbor.server.layout_settings import LayoutSettings, PlaneSettings
 from kvharbor.server.settings import PoolSettings, Settings
 from kvharbor.server.sizes import format_size
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 PREFIX = "KVHARBOR_"
 # What `kvharbor exec` tells its command, and the file itself: no settings, but ours.
 _OTHER_VARIABLES = frozenset({"KVHARBOR_CONFIG", "KVHARBOR_SESSION_TOKEN", "KVHARBOR_POOL_ID", "KVHARBOR_DESCRIPTOR"})
 # Kubernetes sets these in every container beside a Service called "kvharbor".
 _SERVICE_LINK = re.compile(r"KVHARBOR(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\w+)?)")
+_NEAR = 0.6
+"""Least likeness, of 1, at which a name may be what was meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +116,23 @@ def _from_file(file: Path) -> dict[str, object]:
     return values
 
 
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns what there is to say of each variable under our prefix that is none of ours."""
+    known = [PREFIX + field.upper() for field in Settings.model_fields]
+    return [_unknown(variable, known) for variable in _variables(environment) if variable not in known]
+
+
+def _variables(environment: Mapping[str, str]) -> list[str]:
+    ours = [name for name in environment if name.startswith(PREFIX) and name not in _OTHER_VARIABLES]
+    return [name for name in ours if not _SERVICE_LINK.fullmatch(name)]
+
+
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    if unknown := unknown_variables(environment):
+        raise StartupError(f"the environment has the {unknown[0]}")
     values: dict[str, object] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or _SERVICE_LINK.fullmatch(variable):
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        if name not in Settings.model_fields:
-            known = [PREFIX + field.upper() for field in Settings.model_fields]
-            raise StartupError(f"the environment has the {_unknown(variable, known)}")
+    for variable in _variables(environment):
+        name, text = variable.removeprefix(PREFIX).lower(), environment[variable]
         values[name] = _from_json(variable, text) if _is_structured(name) else text
     return values
 
@@ -142,9 +155,17 @@ def _explained(failure: ValidationError, origins: Mapping[str, str]) -> str:
     if error["type"] == "extra_forbidden":
         table = [part for part in error["loc"][:-1] if isinstance(part, str)]
         return f"{'.'.join(table)} has the {_unknown(str(error['loc'][-1]), _fields_of(table))}"
-    why = error["msg"].removeprefix("Value error, ")
     shown = "" if error["type"] in ("value_error", "missing") else f"{str(error['input'])[:80]!r}: "
-    return f"setting {place} ({origins.get(name, 'default')}): {shown}{why}"
+    return f"setting {place} ({origins.get(name, 'default')}): {shown}{_why(error, place)}"
+
+
+def _why(error: "ErrorDetails", place: str) -> str:
+    """Returns what is wrong with a value, where pydantic's own words name a type of Python in the operator's."""
+    if error["type"] in ("dict_type", "model_type"):
+        return f"write a table [{place}{'.NAME' if place == 'pools' else ''}]"
+    if error["type"] == "float_parsing" and place.endswith("_s"):
+        return "write seconds, e.g. 5"
+    return error["msg"].removeprefix("Value error, ")
 
 
 def _fields_of(table: list[str]) -> Iterable[str]:
@@ -154,5 +175,8 @@ def _fields_of(table: list[str]) -> Iterable[str]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    return f"unknown setting {name!r}; did you mean {near[0]!r}?"
+    # The prefix of variables is in all of them, and no likeness.
+    by_likeness = {each.removeprefix(PREFIX): each for each in known}
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), by_likeness, n=1, cutoff=_NEAR)
+    told = f"did you mean {by_likeness[near[0]]!r}?" if near else "docs/operations.md has those that there are"
+    return f"unknown setting {name!r}; {told}"

@@ -25,6 +25,9 @@
 #include <utility>
 
 namespace kvharbor {
+namespace detail {
+class Link;
+}  // namespace detail
 
 /// Every value of an error's message as text, under lowerCamel keys with the unit in the key.
 using Metadata = std::map<std::string, std::string>;
@@ -48,11 +51,15 @@ class HarborError : public std::runtime_error {
   const Metadata& metadata() const { return refusal_.metadata; }
   /// When to try again, where the service said so.
   std::optional<std::chrono::milliseconds> retry_after() const { return refusal_.retry_after; }
-  /// Whether the call may have taken effect although it failed.
-  virtual bool outcome_unknown() const { return false; }
+  /// Whether the call may have taken effect although it failed. What refuses a call for now, such as ServiceAway, says
+  /// so where an earlier process of the service was sent it.
+  virtual bool outcome_unknown() const { return may_have_effect_; }
 
  private:
+  friend class detail::Link;
+
   Refusal refusal_;
+  bool may_have_effect_ = false;
 };
 
 /// The call can never succeed as it is: correct it.

@@ -61,7 +61,7 @@ class Sequence {
 
   /// Declares the KV of the first `computed_tokens` tokens written and visible, and publishes full blocks. On a device:
   /// synchronise the stream that wrote, before. `new_tokens` are the ids from token_count on; their own KV may come
-  /// with a later commit.
+  /// with a later commit. They need room in the table: extend first, and again after an extend that has thrown.
   ///
   /// A commit that throws has not moved token_count: the next one names its tokens again. Where the answer was lost
   /// (`outcome_unknown`) it is repeated first, and has one effect; until then the sequence can only be committed,

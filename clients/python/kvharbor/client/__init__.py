@@ -78,13 +78,13 @@ from kvharbor.client.hints import ExpectedReuse, Hints
 from kvharbor.client.memory import PoolMemory
 from kvharbor.client.ordering import NoOrder, StreamOrder
 from kvharbor.client.pending import Pending
+from kvharbor.client.pins import PinStats
 from kvharbor.client.pool import Pool, PoolHandle
 from kvharbor.client.recording import RecordedRequest, Recording
 from kvharbor.client.results import (
     BlocksRemoved,
     BlocksStored,
     CommitResult,
-    DeviceInfo,
     ExtraKey,
     Lookup,
     Namespace,
@@ -93,7 +93,6 @@ from kvharbor.client.results import (
     PoolInfo,
     PoolStats,
     Progress,
-    ServerInfo,
     ServiceStats,
     Shadow,
     TenantStats,
@@ -105,6 +104,7 @@ from kvharbor.client.results import (
 )
 from kvharbor.client.runs import NO_BLOCKS, BlockRun
 from kvharbor.client.sequence import Sequence
+from kvharbor.client.server_info import DeviceInfo, KeptSetting, ServerInfo
 from kvharbor.client.sessions import SessionHolding, SessionInfo, SessionMember
 from kvharbor.client.status_page import StatusPage
 from kvharbor.client.tokens import Tokens
@@ -155,6 +155,7 @@ __all__ = [
     "InvalidField",
     "Invalidated",
     "InvariantViolation",
+    "KeptSetting",
     "LayoutInvalid",
     "LayoutMismatch",
     "Leased",
@@ -168,6 +169,7 @@ __all__ = [
     "Pending",
     "PinEnded",
     "PinNotFound",
+    "PinStats",
     "Pool",
     "PoolAmbiguous",
     "PoolCounters",

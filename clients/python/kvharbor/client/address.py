@@ -48,7 +48,7 @@ def parse(target: Target) -> Address:
             "target",
             text,
             limit='"unix:/path", a path with a "/" in it or "host:port"',
-            remedy=f"name the socket of `kvharbor serve`, e.g. unix:{DEFAULT_SOCKET}",
+            remedy=f"name the socket of `kvharbor serve`, e.g. unix:{DEFAULT_SOCKET}; one in this folder as ./kv.sock",
         )
     return Address(text, None)
 

@@ -10,11 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 from kvharbor.client import descriptors, traffic
 from kvharbor.client.engines import engine_stats
 from kvharbor.client.pending import Pending
+from kvharbor.client.pins import pin_stats
 from kvharbor.client.pool_names import pool_not_found
 from kvharbor.client.results import (
     BlocksRemoved,
     BlocksStored,
-    DeviceInfo,
     ExtraKey,
     Lookup,
     Namespace,
@@ -25,7 +25,6 @@ from kvharbor.client.results import (
     PoolT,
     Progress,
     SequenceT,
-    ServerInfo,
     ServiceStats,
     TenantStats,
     Warm,
@@ -34,7 +33,7 @@ from kvharbor.client.results import (
     WatchEvent,
 )
 from kvharbor.gpumem import Layout, LayoutInvalid
-from kvharbor.v1 import cache_service_pb2, pool_service_pb2, types_pb2
+from kvharbor.v1 import cache_service_pb2, types_pb2
 
 _DIGEST_BYTES = 32
 _Record = TypeVar("_Record", PoolStats, PoolCounters, TenantStats)
@@ -88,27 +87,6 @@ def warm_task(
         namespace=Namespace(namespace.version, namespace.adapter, namespace.salt),
         sequence=sequence,
         ttl_s=seconds(reply.ttl) if reply.HasField("ttl") else None,
-    )
-
-
-def server_info(reply: pool_service_pb2.GetServerInfoResponse) -> ServerInfo:
-    """Reads a GetServerInfoResponse."""
-    return ServerInfo(
-        server_version=reply.server_version,
-        api_versions=tuple(reply.api_versions),
-        epoch=reply.epoch,
-        arena_kinds=tuple(reply.arena_kinds),
-        memory_bytes=reply.memory_bytes,
-        memory_available_bytes=reply.memory_available_bytes,
-        max_message_bytes=reply.max_message_bytes,
-        uptime_s=seconds(reply.uptime),
-        restart_count=reply.restart_count,
-        stall_count=reply.stall_count,
-        stall_time_s=seconds(reply.stall_time),
-        devices=tuple(
-            DeviceInfo(device.uuid, device.name, device.memory_bytes, device.memory_available_bytes)
-            for device in reply.devices
-        ),
     )
 
 
@@ -204,6 +182,7 @@ def _pool_stats(message: cache_service_pb2.PoolStats) -> PoolStats:
         tenants=tuple(_record(TenantStats, tenant) for tenant in message.tenants),
         traffic=traffic.traffic_stats(message.traffic),
         engines=tuple(engine_stats(each) for each in message.engines),
+        pins=tuple(pin_stats(each) for each in message.pins),
     )
 
 

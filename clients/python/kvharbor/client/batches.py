@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from kvharbor.client.calls import Call, PoolCalls
-from kvharbor.client.errors import HarborError, InvalidField, ResumeRequired, SequenceInDoubt, Unavailable
+from kvharbor.client.commit_refusals import room_refusal
+from kvharbor.client.errors import HarborError, InvalidField, SequenceInDoubt
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
 from kvharbor.client.tokens import TOKEN_BYTES, Tokens, token_bytes
@@ -40,13 +41,30 @@ class ExtendBatch:
         pairs = zip(self.sequences, reply.results, strict=True)
         return [sequence.extended(result) for sequence, result in pairs]
 
+    @contextlib.contextmanager
+    def answered(self) -> Iterator[None]:
+        """Takes in that the block, which sends the items, ends without an answer to them."""
+        try:
+            yield
+        except BaseException as failure:  # interrupted on the way, too
+            if not _is_refusal(failure):
+                for sequence in self.sequences:
+                    sequence.outgrown = True
+            raise
+
 
 class CommitBatch:
-    """Commits to send together. Each takes full effect or none, whatever becomes of the others."""
+    """Commits to send together. Each takes full effect or none, whatever becomes of the others.
+
+    Those that the tables known here have no room for are refused here. `is_empty`: no other is left to send.
+    """
 
     def __init__(self, calls: PoolCalls, pairs: Iterable[tuple[SequenceState, cache.CommitItem]]) -> None:
-        self._pairs = [*pairs]
-        _distinct([sequence for sequence, _ in self._pairs])
+        listed = [*pairs]
+        _distinct([sequence for sequence, _ in listed])
+        self._refusals = [room_refusal(sequence, item) for sequence, item in listed]
+        self._pairs = [pair for pair, refusal in zip(listed, self._refusals, strict=True) if refusal is None]
+        self.is_empty = not self._pairs
         self.call: Call[cache.CommitResponse] = calls.commit(item for _, item in self._pairs)
 
     @classmethod
@@ -57,11 +75,15 @@ class CommitBatch:
     def outcomes(self, reply: cache.CommitResponse) -> list[CommitResult | HarborError]:
         """Brings the sequences up to date; returns each one's result or refusal."""
         triples = zip(self._pairs, reply.results, strict=True)
-        return [sequence.committed(item, result) for (sequence, item), result in triples]
+        return self._with_refusals([sequence.committed(item, result) for (sequence, item), result in triples])
 
     def here(self) -> list[CommitResult | HarborError]:
         """Brings the sequences up to date while the service is away."""
-        return [sequence.committed_here(item) for sequence, item in self._pairs]
+        return self._with_refusals([sequence.committed_here(item) for sequence, item in self._pairs])
+
+    def _with_refusals(self, outcomes: list[CommitResult | HarborError]) -> list[CommitResult | HarborError]:
+        rest = iter(outcomes)
+        return [next(rest) if refusal is None else refusal for refusal in self._refusals]
 
     def sending(self) -> None:
         """Takes in that the items are being sent: they are unanswered from here on [C5]."""
@@ -79,7 +101,7 @@ class CommitBatch:
             yield
         except BaseException as failure:  # cancelled or interrupted on the way, too
             for (sequence, item), earlier in zip(self._pairs, before, strict=True):
-                if _refuses(failure):
+                if _is_refusal(failure):
                     sequence.unanswered = earlier
                 elif leaving and sequence.unanswered is item:
                     sequence.leave()
@@ -111,14 +133,9 @@ def only(outcomes: Sequence[OutcomeT | HarborError]) -> OutcomeT:
     return outcome
 
 
-def _refuses(failure: BaseException) -> bool:
-    """Whether what was sent is refused as a whole."""
-    # Of what is refused for now an earlier process may have been sent it too.
-    return (
-        isinstance(failure, HarborError)
-        and not failure.outcome_unknown
-        and not isinstance(failure, Unavailable | ResumeRequired)
-    )
+def _is_refusal(failure: BaseException) -> bool:
+    """Whether what failed has had no effect."""
+    return isinstance(failure, HarborError) and not failure.outcome_unknown
 
 
 def _distinct(sequences: list[SequenceState]) -> list[SequenceState]:

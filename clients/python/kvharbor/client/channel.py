@@ -1,5 +1,8 @@
 """How both clients use gRPC: options of the channel, errors, and which calls are sent again."""
 
+import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,6 +19,7 @@ from kvharbor.client.errors import (
     ServiceUnreachable,
     SessionRequired,
     Starting,
+    Unavailable,
 )
 from kvharbor.client.options import Options
 from kvharbor.client.side import Session
@@ -86,28 +90,47 @@ def call_error(failure: grpc.RpcError, address: Address, *, closed: bool, timeou
 
 
 class Tries:
-    """Decides whether a call that failed is sent again, and after how long [C8]."""
+    """Decides whether a call that failed is sent again, and after how long [C8].
+
+    `may_have_effect`: a process that has ended may have taken it, or the next one is told of it as taken.
+    """
 
     def __init__(self, call: Call[Any], *, has_side: bool) -> None:
+        self.may_have_effect = False
         self._repeat = call.repeat
         self._has_side = has_side
         self._count = 0
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Has what refuses the call for now tell of the tries before."""
+        try:
+            yield
+        except (Unavailable, ResumeRequired) as failure:
+            failure.outcome_unknown = self.may_have_effect
+            raise
 
     def again(self, error: HarborError, *, to_another: bool) -> bool:
         """Whether the call may be sent again after `error`; `to_another`: to the next process of the service."""
         self._count += 1
         if isinstance(error, ResumeRequired | Draining | Starting):  # refused before anything was done
             return self._has_side
+        self.may_have_effect = True
         if not isinstance(error, ServiceUnreachable) or self._repeat is Repeat.NEVER:
             return False
         if self._repeat is Repeat.TO_ANOTHER and not to_another:
             return False
         return self._has_side or self._count < MAX_TRIES
 
-    @property
-    def pause_s(self) -> float:
-        """How long to wait for news of the service before deciding: its end is seen a moment after the connection's."""
-        return MAX_NEWS_S if self._repeat is Repeat.TO_ANOTHER else float(min(0.05 * 2**self._count, MAX_NEWS_S))
+    def pause_s(self, error: HarborError, until_s: float) -> float:
+        """How long to wait for news of the service after `error` before deciding; `until_s` is the call's deadline.
+
+        Its end is told after that of its connections, by its supervisor, which may be late on a busy machine: who can
+        do nothing without the news waits for them as long as there is time.
+        """
+        if isinstance(error, ServiceUnreachable) and self._repeat is Repeat.TO_ANOTHER and self._has_side:
+            return max(until_s - time.monotonic(), 0.0)
+        return float(min(0.05 * 2**self._count, MAX_NEWS_S))
 
 
 def require_warm_tasks(options: Options) -> None:

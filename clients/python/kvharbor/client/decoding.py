@@ -12,7 +12,15 @@ from kvharbor.client.credits import Credits
 from kvharbor.client.decode_commits import Commits
 from kvharbor.client.decode_rows import BLOCK, BLOCK_COUNT, OFFSET, PLACE, DecodeRows, Rows
 from kvharbor.client.decode_state import DecodeState
-from kvharbor.client.errors import EpochEnded, Full, HarborError, InvalidField, PoolExhausted, Unavailable
+from kvharbor.client.errors import (
+    EpochEnded,
+    Full,
+    HarborError,
+    InvalidField,
+    PoolExhausted,
+    SequenceInDoubt,
+    Unavailable,
+)
 from kvharbor.client.standing import State
 from kvharbor.client.tokens import Tokens, token_bytes
 
@@ -84,8 +92,16 @@ class DecodeBatch:
         return counts
 
     def join(self, sequence: "Sequence") -> int:
-        """Takes a sequence in, and returns its row, the last one; raises InvalidField unless all of it is computed."""
+        """Takes a sequence in, and returns its row, the last one; raises InvalidField unless all of it is computed.
+
+        Raises SequenceInDoubt after an extend without an answer: what the batch appends would be in another place of
+        the service's table.
+        """
         sequence.require_usable()
+        if sequence.outgrown:
+            raise SequenceInDoubt(
+                f"an extend of sequence {sequence.id} ended without an answer: extend it again, by 0 for what that gave"
+            )
         if sequence.computed_tokens != sequence.token_count:
             raise InvalidField.of(
                 "computed_tokens",

@@ -25,7 +25,7 @@ is the cause of a StateRefused with its reason, such as CUDA_UNAVAILABLE.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Self
 
 import grpc
 
@@ -39,8 +39,11 @@ class HarborError(Exception):
 
     reason: str = ""
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
-    outcome_unknown: ClassVar[bool] = False
-    """Whether the call may have taken effect although it failed."""
+    outcome_unknown: bool = False
+    """Whether the call may have taken effect although it failed.
+
+    What refuses a call for now, such as ServiceAway, says so where an earlier process of the service was sent it.
+    """
 
     def __init__(
         self,
@@ -184,7 +187,7 @@ class SequenceBusy(StateRefused):
 
 
 class SequenceInDoubt(StateRefused):
-    """An earlier commit or hand-off of the sequence ended without an answer, and has to be repeated first [C5]."""
+    """An earlier commit, hand-off or extend of the sequence ended without an answer, and is to be repeated [C5]."""
 
     reason = "SEQUENCE_IN_DOUBT"
 
@@ -393,7 +396,10 @@ class ServiceUnreachable(Unavailable):
 
 
 class ServiceAway(Unavailable):
-    """The service's process has ended and is not back yet; the next one has not been sent the call [C11]."""
+    """The service's process has ended and is not back yet; the next one has not been sent the call [C11].
+
+    `outcome_unknown` says whether one before it has, which may have taken it.
+    """
 
     reason = "SERVICE_AWAY"
 

@@ -79,29 +79,33 @@ class Link:
         until_s = time.monotonic() + timeout_s
         tries = channel.Tries(call, has_side=self.side is not None)
         epochs = self.standing.epochs
-        while True:
-            with self._changed:
-                self.wait_until_settled(epochs, until_s, even_away=here is not None)
-                if here is not None and self.standing.state is State.AWAY:
-                    return here()
-                if sending is not None:
-                    sending()
-                life, metadata = self.standing.life, channel.session_metadata(self.session)
-            try:
-                reply = self._send(call, until_s - time.monotonic(), metadata)
-            except grpc.RpcError as failure:
-                error = self.error(failure, timeout_s)
-                if isinstance(error, DeadlineExceeded):
-                    self._undo(call)
-                if isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded):
-                    self._wait_for_news(life, tries.pause_s)
-                if time.monotonic() >= until_s or not tries.again(error, to_another=self.standing.news_since(life)):
-                    raise error from None
-                continue
-            with self._changed:
-                if self.standing.life == life:
-                    return take(reply)
-            # What answered has ended since, and its successor knows nothing of the call.
+        with tries.telling():
+            while True:
+                with self._changed:
+                    self.wait_until_settled(epochs, until_s, even_away=here is not None)
+                    if here is not None and self.standing.state is State.AWAY:
+                        return here()
+                    if sending is not None:
+                        sending()
+                        tries.may_have_effect = True
+                    life, metadata = self.standing.life, channel.session_metadata(self.session)
+                try:
+                    reply = self._send(call, until_s - time.monotonic(), metadata)
+                except grpc.RpcError as failure:
+                    error = self.error(failure, timeout_s)
+                    if isinstance(error, DeadlineExceeded):
+                        self._undo(call)
+                    if isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded):
+                        self._wait_for_news(life, tries.pause_s(error, until_s))
+                    again = tries.again(error, to_another=self.standing.news_since(life))
+                    if time.monotonic() >= until_s or not again:
+                        raise error from None
+                    continue
+                with self._changed:
+                    if self.standing.life == life:
+                        return take(reply)
+                # What answered has ended since, and its successor knows nothing of the call.
+                tries.may_have_effect = True
 
     def watch(self, request: cache.WatchRequest) -> Watch:
         """Opens a stream."""

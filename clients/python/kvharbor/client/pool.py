@@ -220,7 +220,8 @@ class Pool(PoolHandle):
     def extend_many(self, extends: Iterable[tuple[Sequence, int]]) -> list[HarborError | None]:
         """Extends several sequences in one call; returns each one's refusal, or None."""
         batch = ExtendBatch(self.calls, extends)
-        return self.link.run(batch.call, take=batch.outcomes)
+        with batch.answered():
+            return self.link.run(batch.call, take=batch.outcomes)
 
     def commit_many(self, commits: Iterable[Commit[Sequence]]) -> list[CommitResult | HarborError]:
         """Commits several sequences in one call; returns each one's result or refusal, in order.
@@ -239,6 +240,8 @@ class Pool(PoolHandle):
         return repeats.rest()
 
     def _commit(self, batch: CommitBatch) -> list[CommitResult | HarborError]:
+        if batch.is_empty:
+            return batch.here()
         with batch.answered():
             return self.link.run(batch.call, take=batch.outcomes, here=batch.here, sending=batch.sending)
 

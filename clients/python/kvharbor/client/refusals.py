@@ -90,10 +90,10 @@ def from_memory(failure: GpumemError) -> HarborError:
 
 def unreachable(address: str, cause: object) -> errors.ServiceUnreachable:
     """Returns the error for a service that is not there, with what to do about it."""
+    remedy = "start one with `kvharbor serve`, or name its socket in connect() or KVHARBOR_SOCKET"
     return errors.ServiceUnreachable(
-        f"no kvharbor service answers at {address} ({cause}): start one with `kvharbor serve`, "
-        f"or name its socket in connect() or KVHARBOR_SOCKET",
-        metadata={"address": address},
+        f"no kvharbor service answers at {address} ({cause}): {remedy}",
+        metadata={"address": address, "cause": str(cause), "remedy": remedy},
     )
 
 

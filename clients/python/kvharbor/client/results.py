@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvharbor.client.engines import EngineStats
+from kvharbor.client.pins import PinStats
 from kvharbor.client.traffic import Miss, TrafficStats
 from kvharbor.gpumem import Layout
 
@@ -119,37 +120,6 @@ class WarmTask(Generic[PoolT, SequenceT]):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """A device that pools may lie on: its UUID, its model's name, and its memory for pools."""
-
-    uuid: str
-    name: str
-    memory_bytes: int
-    memory_available_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """The service: its versions, its life and its memory, of the host or of all its devices together.
-
-    Its process is number restart_count + 1 of the epoch. Stalls are times that it did not run when it should have.
-    """
-
-    server_version: str
-    api_versions: tuple[str, ...]
-    epoch: str
-    arena_kinds: tuple[str, ...]
-    memory_bytes: int
-    memory_available_bytes: int
-    max_message_bytes: int
-    uptime_s: float
-    restart_count: int
-    stall_count: int
-    stall_time_s: float
-    devices: tuple[DeviceInfo, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Upgrade:
     """The process of the service that is to be replaced: its epoch, and how many of it there were before."""
 
@@ -211,7 +181,8 @@ class TenantStats:
 class PoolStats:
     """One pool at one moment; free + reserved + active + cached + warm + quarantined = total [G5].
 
-    Scratch blocks are beside the total, shared ones are counted in their class as well.
+    Scratch blocks are beside the total, shared ones are counted in their class as well. `pins` has at most 64 of the
+    `pin_count` pins, the oldest first.
     """
 
     pool_id: str
@@ -242,6 +213,7 @@ class PoolStats:
     pending_waiting_count: int
     traffic: TrafficStats
     engines: tuple[EngineStats, ...]
+    pins: tuple[PinStats, ...]
 
 
 @dataclass(frozen=True, slots=True)

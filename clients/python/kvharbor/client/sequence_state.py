@@ -13,11 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvharbor.client import refusals
+from kvharbor.client import commit_refusals, refusals
 from kvharbor.client.calls import key_messages, request, whole
 from kvharbor.client.errors import (
-    CommitBackwards,
-    CursorOutOfRange,
     HarborError,
     InvalidField,
     SequenceBusy,
@@ -25,7 +23,6 @@ from kvharbor.client.errors import (
     SequenceInDoubt,
     SequenceLost,
 )
-from kvharbor.client.extra_keys import keys_refusal
 from kvharbor.client.pending import Pending
 from kvharbor.client.results import CommitResult, ExtraKey, Shadow
 from kvharbor.client.tail import Tail
@@ -60,7 +57,8 @@ class SequenceState:
 
     `unanswered` is a commit that was sent and has no answer: the next one has to carry it [C5], and another process of
     the service is told of it as if it had taken effect [C11]. `untold`: the service is away and has still to learn of a
-    commit. `batch`: a DecodeBatch appends to it, and is ahead of what is here [C20].
+    commit. `outgrown`: an extend ended without an answer, and the service's table may be longer than this one [C5].
+    `batch`: a DecodeBatch appends to it, and is ahead of what is here [C20].
     """
 
     ended = True
@@ -82,6 +80,7 @@ class SequenceState:
         self.ended = False
         self.unanswered: cache.CommitItem | None = None
         self.untold = False
+        self.outgrown = False
         self.leaving = False
         self.batch: Batch | None = None
         self._ended_by: HarborError | None = None
@@ -223,10 +222,10 @@ class SequenceState:
         """Tells another process of the service all about it [C11]; what was switched is in the table already."""
         self._switched.clear()
         held = self._held()
-        if self.unanswered is not None and self._refusal(self.unanswered) is None:
+        if self.unanswered is not None and commit_refusals.refusal(self, self.unanswered) is None:
             # It may have taken effect, and the service takes up no sequence that has less than the ledger [L12].
             held.sequence.computed_tokens = self.unanswered.computed_tokens
-            held.sequence.token_count = self._token_count_with(self.unanswered)
+            held.sequence.token_count = self.token_count_with(self.unanswered)
             held.tail_token_ids += self.unanswered.new_token_ids
             held.extra_keys.extend(self.unanswered.extra_keys)
         return held
@@ -263,6 +262,7 @@ class SequenceState:
             self.table = np.concatenate([self.table, table])
             self.generations = np.concatenate([self.generations, generations])
         self.capacity_tokens = result.capacity_tokens
+        self.outgrown = False
         return None
 
     def committed(self, item: cache.CommitItem, result: cache.CommitResult) -> CommitResult | HarborError:
@@ -287,7 +287,7 @@ class SequenceState:
         self.unanswered = None
         if self._ended_by is not None:
             return copy.copy(self._ended_by)
-        if (refusal := self._refusal(item)) is not None:
+        if (refusal := commit_refusals.refusal(self, item)) is not None:
             return refusal
         self._advance(item)
         self.untold = True
@@ -300,7 +300,7 @@ class SequenceState:
         if result.status.code:
             self.end_with(self._lost(refusals.from_item(result.status)))
             return
-        self.untold = False
+        self.untold = self.outgrown = False
         if self.unanswered is None:  # else its answer says what of it is published
             self.tail.publish(result.committed_tokens)
         switched = set(self._switched)
@@ -345,23 +345,12 @@ class SequenceState:
         if self.batch is not None:
             self.batch.note_end(self)
 
-    def _refusal(self, item: cache.CommitItem) -> HarborError | None:
-        """Returns what the service would refuse a commit with that counts from how it is here."""
-        if item.computed_tokens < self.computed_tokens:
-            return CommitBackwards(f"computed_tokens is {item.computed_tokens}, sequence {self.id} has more already")
-        token_count = self._token_count_with(item)
-        if not item.computed_tokens <= token_count <= self.capacity_tokens:
-            return CursorOutOfRange(
-                f"computed_tokens is {item.computed_tokens} of {token_count} tokens, sequence {self.id} has room "
-                f"for {self.capacity_tokens}"
-            )
-        return keys_refusal(item.extra_keys, self.tail.extra_keys, (self.token_count, token_count), self.block_tokens)
-
-    def _token_count_with(self, item: cache.CommitItem) -> int:
+    def token_count_with(self, item: cache.CommitItem) -> int:
+        """Returns how many tokens there are with those of a commit."""
         return self.token_count + len(item.new_token_ids) // TOKEN_BYTES
 
     def _advance(self, item: cache.CommitItem) -> None:
-        self.token_count = self._token_count_with(item)
+        self.token_count = self.token_count_with(item)
         self.computed_tokens = item.computed_tokens
         self.tail.append(item)
 

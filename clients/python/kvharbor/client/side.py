@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from kvharbor.client import frames, refusals
@@ -121,7 +122,12 @@ class SideSocket:
         except PermissionError:
             raise refusals.forbidden(self._path) from None
         except OSError as failure:
-            raise refusals.unreachable(self._service, failure.strerror or failure) from None
+            raise refusals.unreachable(self._service, self._why(failure)) from None
+
+    def _why(self, failure: OSError) -> object:
+        if isinstance(failure, FileNotFoundError) and self._service != self._path and Path(self._service).is_socket():
+            return f"{self._path} beside it is not there: the folder of both has to be shared, not one of them"
+        return failure.strerror or failure
 
     def hello(self, hello: side_pb2.Hello, *, patient: bool = False) -> Session:
         """Opens or resumes a session. `patient`: waits for the answer until the socket ends, here or there."""

@@ -39,6 +39,8 @@ class WorkerProcess:
         if not line:
             raise DemoFailed(f"{self.name} ended with exit code {self._process.wait()}; its messages are above")
         message: dict[str, Any] = json.loads(line)
+        if "failed" in message:
+            raise DemoFailed(message["failed"])
         return message
 
     def ask(self, **request: Any) -> dict[str, Any]:

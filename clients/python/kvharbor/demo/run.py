@@ -48,6 +48,7 @@ def run(*, as_json: bool) -> Summary:
 
 def _load(console: Console, crew: list[WorkerProcess]) -> int:
     """Waits for the workers one after the other, so that the first one converts the model for all."""
+    console.print(f"loading the model in {len(crew)} workers ...")
     block_bytes = 0
     with progress(console) as shown:
         for worker in crew:
@@ -86,9 +87,10 @@ def _used_bytes(socket_path: Path) -> int:
 
 
 def _verify(console: Console, crew: list[WorkerProcess], served: list[Served]) -> int:
+    console.print("comparing each answer with that of the model without any cache ...")
     identical = 0
     with progress(console) as shown:
-        task = shown.add_task("checking", total=len(served), stage="each answer against the model without any cache")
+        task = shown.add_task("answers", total=len(served), stage="")
         for one in served:
             identical += _is_identical(crew[0], one)
             shown.advance(task)

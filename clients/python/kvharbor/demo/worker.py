@@ -1,7 +1,7 @@
 """One worker of the demonstration: a process that loads the model, maps the pool and answers on its pipes.
 
 It reads one JSON object a line from standard input and writes one a line to standard output: `stage` lines while
-it loads, then `ready`, then one reply a request.
+it loads, then `ready`, then one reply a request; or `failed` where there is no model.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvharbor.client import connect
-from kvharbor.engines.transformers import Worker, layout_for, load_smollm2, this_engine
+from kvharbor.engines.transformers import ModelMissing, Worker, layout_for, load_smollm2, this_engine
 
 POOL = "demo"
 BLOCK_TOKENS = 64
@@ -21,7 +21,11 @@ BLOCK_TOKENS = 64
 def main(socket_path: str, name: str) -> None:
     """Serves requests until standard input ends."""
     torch.set_num_threads(1)
-    model, tokenizer = load_smollm2(progress=lambda stage: _say(stage=stage))
+    try:
+        model, tokenizer = load_smollm2(progress=lambda stage: _say(stage=stage))
+    except ModelMissing as missing:
+        _say(failed=str(missing))
+        return
     _say(stage="mapping the pool")
     with connect(socket_path, client_name=name, engine=this_engine()) as harbor:
         pool = harbor.open_pool(POOL, layout_for(model, BLOCK_TOKENS))

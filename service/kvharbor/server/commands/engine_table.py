@@ -22,7 +22,7 @@ def engine_table(pool: "PoolStats") -> "Table":
     table = Table(title=f"engines of {pool.name}", title_justify="left")
     table.add_column("engine", overflow="fold")
     for name in ("sessions", "held\nblocks", "published\nblocks", "prompt\ntokens", "reused\ntokens"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for place, one in enumerate(pool.engines):
         table.add_row(
             Text(_name(one)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvharbor.server.commands.options import SocketOption
+from kvharbor.server.commands.options import SocketOption, start_or_name
 from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def execute(
     try:
         side.connect(where.side_path)
     except OSError as failure:
-        raise CommandError(f"no kvharbor service answers at {where.text}: {failure.strerror}") from None
+        raise CommandError(
+            f"no kvharbor service answers at {where.text}: {failure.strerror}; {start_or_name(where.text)}"
+        ) from None
     # Arguments are bytes, of which a message takes those that are UTF-8; a name is of 128 at most.
     name = os.fsencode(client_name) or os.fsencode(command[0])[-128:]
     hello = side_pb2.Hello(

@@ -6,13 +6,13 @@ from urllib.parse import unquote
 
 import typer
 
-from kvharbor.server.commands.options import SocketOption
+from kvharbor.server.commands.options import SocketOption, seconds, start_or_name
 from kvharbor.server.errors import CommandError
 
 
 def health(
     live: Annotated[bool, typer.Option("--live", help="Ask only whether the process answers.")] = False,
-    timeout_s: Annotated[float, typer.Option(min=0.01, help="Seconds to wait for the answer.")] = 2.0,
+    timeout_s: Annotated[float, typer.Option(parser=seconds(0.01), help="Seconds to wait for the answer.")] = 2.0,
     socket: SocketOption = None,
 ) -> None:
     """Exits with 0 when the service is ready, with 1 when it is not or does not answer.
@@ -55,7 +55,7 @@ def _require_listener(target: str, timeout_s: float) -> None:
         try:
             probe.connect(unquote(target.removeprefix("unix:")))
         except FileNotFoundError:
-            why = "there is no such socket; start `kvharbor serve`, or name its socket"
+            why = f"there is no such socket; {start_or_name(target)}"
         except PermissionError:
             why = "permission denied; see the settings socket_mode and socket_group"
         except ConnectionRefusedError:

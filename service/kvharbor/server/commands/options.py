@@ -1,7 +1,10 @@
 """Options that several commands share."""
 
+import math
+import os
 import re
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -10,7 +13,7 @@ from kvharbor.server.errors import CommandError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvharbor.client import Harbor, Namespace
+    from kvharbor.client import Harbor, HarborError, Namespace
 
 SocketOption = Annotated[
     str | None,
@@ -40,6 +43,29 @@ SaltFileOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+EXIT_USAGE: Final = 2
+"""Of a command that was asked in a way that cannot be meant, whatever the service would say."""
+_START_OR_NAME: Final = "start one with `kvharbor serve`, or name its socket with --socket or KVHARBOR_SOCKET"
+_OVER_TCP: Final = (
+    "over TCP there are no sessions: name the Unix socket of the service; lookup, watch and stats work where it has "
+    "anonymous_tenant, too"
+)
+
+
+def seconds(least_s: float = 0.0) -> Callable[[str | float], float]:
+    """Returns what reads an option in seconds, which are `least_s` at least."""
+
+    def read(value: str | float) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not least_s <= number < math.inf:
+            least = f", {least_s:g} at least" if least_s else ""
+            raise typer.BadParameter(f"{value!r}: write seconds, e.g. 5{least}")
+        return number
+
+    return read
 
 
 def connected(socket: str | None) -> "Harbor":
@@ -47,6 +73,30 @@ def connected(socket: str | None) -> "Harbor":
     from kvharbor.client import connect
 
     return connect(socket, client_name="kvharbor-cli")
+
+
+def start_or_name(address: str) -> str:
+    """Returns what to do where no service answers; at the default socket a misspelt variable may be why."""
+    from kvharbor.client.address import DEFAULT_SOCKET, SOCKET_VARIABLE
+    from kvharbor.server.sources import unknown_variables
+
+    if address.removeprefix("unix:") != DEFAULT_SOCKET or SOCKET_VARIABLE in os.environ:
+        return _START_OR_NAME
+    return "; ".join([_START_OR_NAME, *(f"the environment has the {told}" for told in unknown_variables(os.environ))])
+
+
+def in_own_words(refusal: "HarborError") -> str:
+    """Returns what the client says; where no service or no session is there, in words of a command line.
+
+    The client's own are for programs, and the cause that gRPC gives ends with the system's words.
+    """
+    if refusal.reason == "SESSION_REQUIRED":
+        return _OVER_TCP
+    if refusal.reason != "SERVICE_UNREACHABLE" or not {"cause", "remedy"} <= refusal.metadata.keys():
+        return str(refusal)
+    address = refusal.metadata["address"].removeprefix("unix:")
+    cause = refusal.metadata["cause"].rpartition(": ")[2].rstrip("])")
+    return f"no kvharbor service answers at {address} ({cause}): {start_or_name(address)}"
 
 
 def namespace_of(version: str, adapter: str, salt_file: str | None) -> "Namespace":
@@ -60,7 +110,7 @@ def namespace_of(version: str, adapter: str, salt_file: str | None) -> "Namespac
 def tokens_of(tokens: str | None, ids: str | None) -> bytes | list[int]:
     """Returns the tokens of exactly one of the two options."""
     if (tokens is None) == (ids is None):
-        raise CommandError("name the tokens with either --tokens or --ids")
+        raise CommandError("name the tokens with either --tokens or --ids", status=EXIT_USAGE)
     if ids is not None:
         return _ids(ids, "--ids", "write whole numbers below 2^32 like 1,2,3; for a file use --tokens")
     data = read_bytes(tokens or "")
@@ -100,8 +150,11 @@ def _text(data: bytes) -> str | None:
 
 def _ids(text: str, source: str, remedy: str) -> list[int]:
     words = text.replace(",", " ").split()
+    if not words:
+        raise CommandError(f"{source} has no token ids: {remedy}", status=EXIT_USAGE)
     for number, word in enumerate(words, start=1):
         if not re.fullmatch("[0-9]{1,10}", word):
             # One word of it only: what stands where token ids belong may be a prompt.
-            raise CommandError(f"{source}: {word[:40]!r}, number {number}, is no token id: {remedy}")
+            told = f"{source}: {word[:40]!r}, number {number}, is no token id: {remedy}"
+            raise CommandError(told, status=EXIT_USAGE)
     return [int(word) for word in words]

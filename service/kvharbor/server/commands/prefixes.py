@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvharbor.server.commands.options import (
+    EXIT_USAGE,
     AdapterOption,
     IdsOption,
     JsonOption,
@@ -19,6 +20,7 @@ from kvharbor.server.commands.options import (
     VersionOption,
     connected,
     namespace_of,
+    seconds,
     tokens_of,
 )
 from kvharbor.server.errors import CommandError
@@ -58,8 +60,12 @@ def warm(
     name: PinArgument,
     tokens: TokensOption = None,
     ids: IdsOption = None,
-    ttl_s: Annotated[float | None, typer.Option(help="Seconds that the pin lives. Default: until unwarm.")] = None,
-    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for an engine to compute the rest.")] = 0.0,
+    ttl_s: Annotated[
+        float | None, typer.Option(parser=seconds(), help="Seconds that the pin lives. Default: until unwarm.")
+    ] = None,
+    wait_s: Annotated[
+        float, typer.Option(parser=seconds(), help="Seconds to wait for an engine to compute the rest.")
+    ] = 0.0,
     present_only: Annotated[bool, typer.Option("--present-only", help="Pin what is there, compute nothing.")] = False,
     version: VersionOption = "",
     adapter: AdapterOption = "",
@@ -74,7 +80,7 @@ def warm(
     when no attached engine accepts such tasks: the task then waits for one.
     """
     if present_only and wait_s:
-        raise CommandError("with --present-only there is nothing to wait for: leave out --wait-s")
+        raise CommandError("with --present-only there is nothing to wait for: leave out --wait-s", status=EXIT_USAGE)
     prompt = tokens_of(tokens, ids)
     namespace = namespace_of(version, adapter, salt_file)
     with connected(socket) as harbor:
@@ -121,4 +127,6 @@ def _outlook(warmed: "WarmOrder") -> str:
 def unwarm(pool: PoolArgument, name: PinArgument, tenant: TenantOption = None, socket: SocketOption = None) -> None:
     """Ends a pin, and the task to compute what is missing of it."""
     with connected(socket) as harbor:
-        harbor.find_pool(pool, tenant).unwarm(name)
+        handle = harbor.find_pool(pool, tenant)
+        handle.unwarm(name)
+    typer.echo(f"pin {name} of pool {pool} of tenant {handle.tenant} ended")

@@ -49,18 +49,19 @@ def record(
             timer = threading.Timer(for_s, recording.close)
             timer.daemon = True
             timer.start()
-        typer.echo(f"recording pool {pool}; interrupt to end", err=True)
         try:
-            write(file, recording.block_tokens, _requests(recording, file))
+            write(file, recording.block_tokens, _requests(recording, pool, file))
         except OSError as failure:
             raise CommandError(f"cannot write {file}: {failure.strerror}") from None
 
 
-def _requests(recording: "Recording", file: Path) -> "Iterator[Recorded]":
+def _requests(recording: "Recording", pool: str, file: Path) -> "Iterator[Recorded]":
     """Yields the requests until the recording ends, and tells how many there were, also where the service has gone."""
     from kvharbor.client import HarborError
     from kvharbor.server.traces.recording import Recorded
 
+    # Not sooner: by now the file is open.
+    typer.echo(f"recording pool {pool}; interrupt to end", err=True)
     count = 0
     try:
         for one in recording:

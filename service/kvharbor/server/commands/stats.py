@@ -3,29 +3,34 @@
 import dataclasses
 import json
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvharbor.server.commands.engine_table import engine_table
-from kvharbor.server.commands.options import JsonOption, SocketOption, TenantOption, connected
-from kvharbor.server.errors import CommandError
+from kvharbor.server.commands.options import JsonOption, SocketOption, TenantOption, connected, seconds
 from kvharbor.server.sizes import format_size
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
     from kvharbor.client import Harbor, PoolStats, ServiceStats, TimeHistogram
 
 _CLASSES = ("free", "reserved", "active", "cached", "warm", "quarantined")
+_UNBOUNDED = 1_000_000
+"""Columns that no table has."""
 
 
 def stats(
-    misplaced: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
-    pool: Annotated[str | None, typer.Option("--pool", help="Only the pool of this name.")] = None,
+    pool: Annotated[str | None, typer.Argument(metavar="POOL", help="Only the pool of this name.")] = None,
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until interrupted.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval-s", min=0.1, help="Pause between two.")] = 1.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval-s", parser=seconds(0.1), help="Pause between two, in seconds.")
+    ] = 1.0,
     tenant: TenantOption = None,
     socket: SocketOption = None,
 ) -> None:
@@ -39,52 +44,94 @@ def stats(
     Engines are told with what each has reused of whom since the service's process began, sessions that have ended
     included.
     """
-    if misplaced is not None:
-        # Other commands take the pool like this.
-        raise CommandError(f"stats shows all pools: for one of them write --pool {misplaced}")
     with connected(socket) as harbor:
-        if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool, tenant))))
-            while watch:
-                time.sleep(interval_s)
-                typer.echo(json.dumps(dataclasses.asdict(_snapshot(harbor, pool, tenant))))
-            return
+        snapshots = _snapshots(harbor, pool, tenant, interval_s=interval_s if watch else None)
+        with suppress(KeyboardInterrupt) if watch else nullcontext():
+            if as_json:
+                for snapshot in snapshots:
+                    typer.echo(json.dumps(dataclasses.asdict(snapshot)))
+            else:
+                _draw(snapshots, over_the_last=watch)
 
-        from rich.console import Console
-        from rich.live import Live
 
-        console = Console()
-        if not watch:
-            console.print(_table(_snapshot(harbor, pool, tenant)))
-            return
-        with Live(_table(_snapshot(harbor, pool, tenant)), console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval_s)
-                live.update(_table(_snapshot(harbor, pool, tenant)), refresh=True)
+def _draw(snapshots: "Iterator[ServiceStats]", *, over_the_last: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if not over_the_last:
+        for snapshot in snapshots:
+            console.print(_shown(snapshot, console))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for snapshot in snapshots:
+            live.update(_shown(snapshot, console), refresh=True)
+
+
+def _snapshots(
+    harbor: "Harbor", pool: str | None, tenant: str | None, *, interval_s: float | None
+) -> "Iterator[ServiceStats]":
+    """Yields one, and without end if they are wanted at an interval."""
+    yield _snapshot(harbor, pool, tenant)
+    while interval_s is not None:
+        time.sleep(interval_s)
+        yield _snapshot(harbor, pool, tenant)
 
 
 def _snapshot(harbor: "Harbor", pool: str | None, tenant: str | None) -> "ServiceStats":
-    snapshot = harbor.stats(pool, tenant)
+    from kvharbor.client import PoolNotFound
+
+    try:
+        snapshot = harbor.stats(pool, tenant)
+    except PoolNotFound:
+        _require_told(harbor)
+        raise
+    if not snapshot.pools:
+        _require_told(harbor)
     # Over TCP the command has no session.
     own_count = 1 if harbor.session_id else 0
     return dataclasses.replace(snapshot, session_count=snapshot.session_count - own_count)
 
 
-def _table(snapshot: "ServiceStats") -> "RenderableType":
+def _require_told(harbor: "Harbor") -> None:
+    """Raises SessionRequired where pools are not told of to callers without a session, which is not to have none."""
+    harbor.list_pools()
+
+
+def _shown(snapshot: "ServiceStats", console: "Console") -> "RenderableType":
     from rich.console import Group
-    from rich.table import Table
 
     sessions = "1 session" if snapshot.session_count == 1 else f"{snapshot.session_count:,} sessions"
     if not snapshot.pools:
         return f"no pools; {sessions}"
-    table = Table(title=sessions, title_justify="left")
-    table.add_column("pool\ntenant")
-    for pool in snapshot.pools:
-        table.add_column(f"{pool.name}\n{pool.tenant}", justify="right")
-    columns = [_cells(pool) for pool in snapshot.pools]
+    engines = (engine_table(pool) for pool in snapshot.pools if pool.engines)
+    return Group(sessions, *_tables(snapshot.pools, console), *engines)
+
+
+def _tables(pools: Sequence["PoolStats"], console: "Console") -> Iterator["Table"]:
+    """Yields as many tables as it takes to show each pool in full, each as wide as the console lets it be."""
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    first = 0
+    for end in range(1, len(pools) + 1):
+        wider = _table(pools[first : end + 1])
+        if end < len(pools) and console.measure(wider, options=unbounded).maximum <= console.width:
+            continue
+        yield _table(pools[first:end])
+        first = end
+
+
+def _table(pools: Sequence["PoolStats"]) -> "Table":
+    from rich.table import Table
+
+    # One pool may be too wide by itself: its name is folded, not cut short.
+    table = Table()
+    table.add_column("pool\ntenant", overflow="fold")
+    for pool in pools:
+        table.add_column(f"{pool.name}\n{pool.tenant}", justify="right", overflow="fold")
+    columns = [_cells(pool) for pool in pools]
     for name in columns[0]:
         table.add_row(name, *(cells[name] for cells in columns), end_section=name in ("total", "shared"))
-    return Group(table, *(engine_table(pool) for pool in snapshot.pools if pool.engines))
+    return table
 
 
 def _reusable(pool: "PoolStats") -> str:

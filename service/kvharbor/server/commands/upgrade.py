@@ -5,24 +5,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvharbor.server.commands.options import SocketOption, connected
+from kvharbor.server.commands.options import SocketOption, connected, seconds
 from kvharbor.server.errors import CommandError
 
 if TYPE_CHECKING:
-    from kvharbor.client import Harbor
-    from kvharbor.client.results import ServerInfo
+    from kvharbor.client import Harbor, ServerInfo
 
 _POLL_S = 0.05
 
 
 def upgrade(
-    wait_s: Annotated[float, typer.Option(min=1, help="Seconds to wait for the new process.")] = 60.0,
+    wait_s: Annotated[float, typer.Option(parser=seconds(1), help="Seconds to wait for the new process.")] = 60.0,
     socket: SocketOption = None,
 ) -> None:
     """Replaces the service's process: calls in flight finish, sessions and what is cached go on.
 
     The new process is started first. If it cannot start, the old one goes on: the command says why, with exit status
-    1.
+    1. Changed settings that only a stop and a start change are named.
     """
     from kvharbor.client import DeadlineExceeded
 
@@ -43,6 +42,12 @@ def upgrade(
             time.sleep(_POLL_S)
     took_s = time.monotonic() - began_at
     typer.echo(f"upgraded to {now.server_version} in {took_s:.1f} s, process {now.restart_count + 1} of its epoch")
+    for kept in now.kept_settings:
+        typer.echo(
+            f"the setting {kept.name} stays as it was ({kept.in_force}, not {kept.wanted}): "
+            f"to change it, stop the service and start it",
+            err=True,
+        )
 
 
 def _too_late(wait_s: float) -> CommandError:

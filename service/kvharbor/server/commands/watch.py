@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +34,7 @@ def watch(
     """
     from kvharbor.client import Unavailable
 
-    with connected(socket) as harbor:
+    with connected(socket) as harbor, suppress(KeyboardInterrupt):
         followed, before = harbor.find_pool(pool, tenant), harbor.server_info()
         while True:
             events = followed.watch(start_revision)

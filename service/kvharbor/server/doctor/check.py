@@ -32,18 +32,20 @@ class State(StrEnum):
 class Outcome:
     """What a look has found, and what to change; an OK has a remedy only where there is something to gain.
 
-    `open`: a FAIL that says nothing of any arena, as what was to be looked at is not there.
+    `open`: a FAIL that says nothing of any arena, as what was to be looked at is not there. `lacking`: what was not
+    looked at is in the way all the same, of an arena that nobody has chosen.
     """
 
     state: State
     found: str
     remedy: str = ""
     open: bool = False
+    lacking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of a check. A FAIL stands in the way of the arenas in `needed_by`."""
+    """The outcome of a check. A FAIL, or what is lacking, stands in the way of the arenas in `needed_by`."""
 
     check: str
     state: State
@@ -51,6 +53,7 @@ class Finding:
     remedy: str
     needed_by: frozenset[ArenaKind]
     open: bool = False
+    lacking: bool = False
 
     def as_json(self) -> dict[str, str]:
         """Returns what programs get."""
@@ -74,7 +77,15 @@ class Check:
             outcome = fail(cause, remedy or UNFORESEEN)
         except Exception as failure:
             outcome = fail(error_text(failure), UNFORESEEN)
-        return Finding(self.name, outcome.state, outcome.found, outcome.remedy, self.needed_by, outcome.open)
+        return Finding(
+            self.name,
+            outcome.state,
+            outcome.found,
+            outcome.remedy,
+            self.needed_by,
+            open=outcome.open,
+            lacking=outcome.lacking,
+        )
 
 
 def ok(found: str, remedy: str = "") -> Outcome:
@@ -102,9 +113,15 @@ def skipped(found: str) -> Outcome:
     return Outcome(State.SKIPPED, found)
 
 
+def lacking(found: str, remedy: str) -> Outcome:
+    """It is not there, and nobody has asked for it."""
+    return Outcome(State.SKIPPED, found, remedy, lacking=True)
+
+
 def obstacles(findings: Iterable[Finding], arena: ArenaKind) -> list[Finding]:
-    """Returns the failures that `arena` cannot do with."""
-    return [found for found in findings if found.state is State.FAIL and arena in found.needed_by]
+    """Returns what `arena` cannot do with."""
+    in_the_way = (found for found in findings if found.state is State.FAIL or found.lacking)
+    return [found for found in in_the_way if arena in found.needed_by]
 
 
 def error_text(failure: BaseException) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvharbor.gpumem import CudaUnavailable, driver
 from kvharbor.gpumem.arena import ArenaKind
 from kvharbor.gpumem.cupy_runtime import cuda_version_of_cupy
-from kvharbor.server.doctor.check import NO_ARENA, ON_DEVICES, Check, Outcome, fail, ok, skipped
+from kvharbor.server.doctor.check import NO_ARENA, ON_DEVICES, Check, Outcome, fail, lacking, ok, skipped
 from kvharbor.server.doctor.place import Place
 from kvharbor.server.doctor.surroundings import Surroundings
 
@@ -44,7 +44,10 @@ def _api(around: Surroundings) -> Outcome:
     try:
         driver.init()
     except CudaUnavailable as unavailable:
-        return fail(unavailable.cause, f"{GIVE_DEVICES[around.place]}; or use --arena host")
+        remedy = GIVE_DEVICES[around.place]
+        if around.does_without_devices:
+            return lacking(unavailable.cause, remedy)
+        return fail(unavailable.cause, f"{remedy}; or use --arena host")
     major, minor = driver.driver_version()
     return ok(f"CUDA {major}.{minor}")
 

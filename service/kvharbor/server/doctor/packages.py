@@ -2,12 +2,12 @@
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 
 from kvharbor.gpumem.arena import ArenaKind
 from kvharbor.gpumem.cupy_runtime import cuda_version_of_cupy
-from kvharbor.server.doctor.check import NO_ARENA, ON_DEVICES, Check, Outcome, fail, ok, skipped, warn
+from kvharbor.server.doctor.check import NO_ARENA, ON_DEVICES, Check, Outcome, fail, lacking, ok, skipped, warn
 from kvharbor.server.doctor.surroundings import Surroundings
 
 INSTALL_CUDA = "pip install 'kvharbor[cuda]' (CUDA 13; for CUDA 12: cupy-cuda12x and cuda-bindings 12)"
@@ -18,9 +18,10 @@ def checks(around: Surroundings) -> Iterator[Check]:
     yield Check("packages.python", lambda: ok(f"{platform.python_version()}, {sys.executable}"))
     yield Check("packages.kvharbor", _kvharbor)
     yield Check("packages.torch", _torch)
-    yield Check("packages.cuda_bindings", _cuda_bindings, ON_DEVICES)
+    absent = lacking if around.does_without_devices else fail
+    yield Check("packages.cuda_bindings", lambda: _cuda_bindings(absent), ON_DEVICES)
     by_cupy = around.settings.cuda_runtime == "cupy"
-    yield Check("packages.cupy", _cupy, frozenset({ArenaKind.CUDA_IPC}) if by_cupy else NO_ARENA)
+    yield Check("packages.cupy", lambda: _cupy(absent), frozenset({ArenaKind.CUDA_IPC}) if by_cupy else NO_ARENA)
 
 
 def versions(*distributions: str) -> dict[str, str]:
@@ -47,19 +48,19 @@ def _torch() -> Outcome:
     return ok(_listed(found)) if found else skipped("not installed: only engines need it")
 
 
-def _cuda_bindings() -> Outcome:
+def _cuda_bindings(absent: Callable[[str, str], Outcome]) -> Outcome:
     found = versions("cuda-bindings")
     if not found:
-        return fail("cuda-bindings is not installed", INSTALL_CUDA)
+        return absent("cuda-bindings is not installed", INSTALL_CUDA)
     # Not in vain: it is compiled code, and may not fit this Python.
     import_module("cuda.bindings.driver")
     return ok(_listed(found))
 
 
-def _cupy() -> Outcome:
+def _cupy(absent: Callable[[str, str], Outcome]) -> Outcome:
     names = sorted({name for each in metadata.distributions() if (name := each.name or "").startswith("cupy")})
     if not names:
-        return fail("CuPy is not installed", f"{INSTALL_CUDA}; or use --arena cuda_vmm, which does without")
+        return absent("CuPy is not installed", f"{INSTALL_CUDA}; or use --arena cuda_vmm, which does without")
     found = _listed(versions(*names))
     if len(names) > 1:
         return warn(f"several builds of CuPy: {found}", f"pip uninstall {' '.join(names)}, then install one of them")

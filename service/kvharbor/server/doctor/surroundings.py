@@ -25,3 +25,12 @@ class Surroundings:
     arena: ArenaKind
     socket: str | None
     attach: bool
+
+    @property
+    def does_without_devices(self) -> bool:
+        """Whether nobody wants devices here: the arena is the host's, and there is no driver.
+
+        Under WSL there is no kernel module, but a device by which the driver is reached.
+        """
+        has_driver = any((self.root / file).exists() for file in ("proc/driver/nvidia/version", "dev/dxg"))
+        return self.arena is ArenaKind.HOST and not has_driver

@@ -33,7 +33,8 @@ def _attach(socket: str) -> Outcome:
     except InsufficientMemory as full:
         return skipped(f"the service has no {format_size(_SIZE_BYTES)} left to try with: {full}")
     except ServiceUnreachable as absent:
-        return cannot_be_told(str(absent), "start the service, or name its socket with --socket")
+        found = str(absent).removesuffix(f": {absent.metadata.get('remedy')}")
+        return cannot_be_told(found, "start the service, or name its socket with --socket")
     except HarborError as refused:
         return fail(str(refused), refused.metadata.get("remedy", "do what the error says"))
 

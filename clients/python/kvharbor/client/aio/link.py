@@ -100,32 +100,36 @@ class Link:
         until_s = time.monotonic() + timeout_s
         tries = channel.Tries(call, has_side=self.side is not None)
         epochs = self.standing.epochs
-        while True:
-            await self._wait_until_settled(epochs, until_s, even_away=here is not None)
-            if here is not None and self.standing.state is State.AWAY:
-                return here()
-            if sending is not None:
-                sending()
-            life = self.standing.life
-            try:
-                reply = await self._send(call, until_s - time.monotonic())
-            except grpc.RpcError as failure:
-                error = self.error(failure, timeout_s)
-                if isinstance(error, DeadlineExceeded):
+        with tries.telling():
+            while True:
+                await self._wait_until_settled(epochs, until_s, even_away=here is not None)
+                if here is not None and self.standing.state is State.AWAY:
+                    return here()
+                if sending is not None:
+                    sending()
+                    tries.may_have_effect = True
+                life = self.standing.life
+                try:
+                    reply = await self._send(call, until_s - time.monotonic())
+                except grpc.RpcError as failure:
+                    error = self.error(failure, timeout_s)
+                    if isinstance(error, DeadlineExceeded):
+                        self._undo_later(call)
+                    if isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded):
+                        await self._wait_for_news(life, tries.pause_s(error, until_s))
+                    again = tries.again(error, to_another=self.standing.news_since(life))
+                    if time.monotonic() >= until_s or not again:
+                        raise error from None
+                    continue
+                except asyncio.CancelledError:
                     self._undo_later(call)
-                if isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded):
-                    await self._wait_for_news(life, tries.pause_s)
-                if time.monotonic() >= until_s or not tries.again(error, to_another=self.standing.news_since(life)):
-                    raise error from None
-                continue
-            except asyncio.CancelledError:
-                self._undo_later(call)
-                if self.closed and not _task_is_cancelled():
-                    raise HarborClosed("the harbor was closed while the call was under way") from None
-                raise
-            if self.standing.life == life:
-                return take(reply)
-            # What answered has ended since, and its successor knows nothing of the call.
+                    if self.closed and not _task_is_cancelled():
+                        raise HarborClosed("the harbor was closed while the call was under way") from None
+                    raise
+                if self.standing.life == life:
+                    return take(reply)
+                # What answered has ended since, and its successor knows nothing of the call.
+                tries.may_have_effect = True
 
     def watch(self, request: cache.WatchRequest) -> "Watch":
         """Opens a stream."""

@@ -238,6 +238,8 @@ class Pool(PoolHandle):
         return repeats.rest()
 
     async def _commit(self, batch: CommitBatch) -> list[CommitResult | HarborError]:
+        if batch.is_empty:
+            return batch.here()
         with batch.answered():
             return await self.link.run(batch.call, take=batch.outcomes, here=batch.here, sending=batch.sending)
 

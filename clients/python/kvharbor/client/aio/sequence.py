@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Self
 
 from kvharbor.client.batches import Commit, CommitBatch, only
+from kvharbor.client.commit_refusals import room_refusal
 from kvharbor.client.errors import EpochEnded, SequenceNotFound, SessionGone
 from kvharbor.client.results import CommitResult, ExtraKey
 from kvharbor.client.sequence_state import SequenceState
@@ -85,6 +86,8 @@ class Sequence(SequenceState):
         await self._pool.wait_for_device(order.before_commit, order.before_release)
         (commit,) = await self._pool.settled([Commit(self, computed_tokens, new_tokens)])
         item = self.commit_item(commit.computed_tokens, commit.new_tokens, leaving=True)
+        if (refusal := room_refusal(self, item)) is not None:
+            raise refusal
         batch = CommitBatch(self._pool.calls, [(self, item)])
         try:
             with batch.answered(leaving=True):

@@ -4,7 +4,8 @@ from kvharbor.client import answers, calls, channel
 from kvharbor.client.aio.link import Link
 from kvharbor.client.aio.pool import PoolHandle
 from kvharbor.client.pool_names import pool_named
-from kvharbor.client.results import PoolInfo, ServerInfo, ServiceStats, Upgrade
+from kvharbor.client.results import PoolInfo, ServiceStats, Upgrade
+from kvharbor.client.server_info import ServerInfo, server_info
 from kvharbor.client.sessions import SessionInfo, session_info
 from kvharbor.v1 import pool_service_pb2 as pools
 
@@ -49,7 +50,7 @@ class ServiceHandle:
 
     async def server_info(self) -> ServerInfo:
         """Returns the service's versions, life and memory."""
-        return answers.server_info(await self._link.run(calls.get_server_info()))
+        return server_info(await self._link.run(calls.get_server_info()))
 
     async def list_sessions(self) -> list[SessionInfo]:
         """Returns all sessions, the ended ones too whose processes may not be gone; raises AdminRequired."""

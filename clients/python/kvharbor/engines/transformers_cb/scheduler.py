@@ -29,7 +29,7 @@ class GivingWay(Scheduler):
         if not self.active_requests:
             self.block_new_requests = False  # nobody runs whose end would let others in
         batch: Batch = super().schedule_batch(token_budget, cache_budget)  # type: ignore[safe-super]
-        if batch[0] is not None or (self.starved_requests and len(self.active_requests) > 1):
+        if batch[0] is not None or len(self.active_requests) > 1:
             return batch
         for state, _ in self.starved_requests:
             self.begin_again(state)

@@ -50,7 +50,7 @@ def publish(service: ServiceProcess) -> None:
 @pytest.mark.parametrize("over", ["socket", "tcp"])
 def test_it_goes_on_with_the_next_process(start_fresh: StartService, over: str) -> None:
     """Killed or upgraded: a line says so, and the whole index comes again."""
-    service = start_fresh(listen="127.0.0.1:0", anonymous_tenant=f"uid-{os.getuid()}")
+    service = start_fresh(listen="127.0.0.1:0", anonymous_tenant=f"uid-{os.getuid()}", watch_progress_s="3600")
     publish(service)
     target = service.socket if over == "socket" else service.wait_for("ready")["listen"]
     with watching(target, "--json") as process:

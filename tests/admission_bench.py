@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.steps import Steps, finish
-from kvharbor.server.admission import Admission
-from kvharbor.server.applications import Application, Patience
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner
-from kvharbor.server.turns import Turns
+from kvharbor.server.scheduling.admission import Admission
+from kvharbor.server.scheduling.applications import Application, Patience
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner
+from kvharbor.server.scheduling.turns import Turns
 
 BLOCK_TOKENS = 16
 

@@ -6,12 +6,12 @@ from array import array
 from admission_bench import Applicant
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.steps import Steps
-from kvharbor.server.admission import Admission, Granted
-from kvharbor.server.applications import Application, Patience
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner
+from kvharbor.server.scheduling.admission import Admission, Granted
+from kvharbor.server.scheduling.applications import Application, Patience
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner
+from kvharbor.server.scheduling.turns import Turns
 from kvharbor.server.session_errors import SessionUnknown
-from kvharbor.server.turns import Turns
 
 BLOCK_TOKENS = 64
 COLD_TOKENS = 4096

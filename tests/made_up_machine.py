@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvharbor.gpumem.arena import ArenaKind
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.doctor.check import Check, Finding
 from kvharbor.server.doctor.place import place_of
 from kvharbor.server.doctor.surroundings import Surroundings
-from kvharbor.server.settings import Settings
 
 GIB = 2**30
 

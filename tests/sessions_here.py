@@ -10,23 +10,23 @@ from typing import Any, NoReturn
 
 from kvharbor.gpumem import ArenaKind
 from kvharbor.pool import PoolStats, Prompt, SequenceView
-from kvharbor.server.applications import Application
-from kvharbor.server.arenas import HostArenas
-from kvharbor.server.attaching import Attachment, attachment, status_attachment
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.errors import Draining
-from kvharbor.server.keeper import Keeper, Unkept
-from kvharbor.server.layout_messages import descriptor_message, layout_of
-from kvharbor.server.life import Life
-from kvharbor.server.members import Mode
-from kvharbor.server.owner import offset_clock
-from kvharbor.server.peer import Peer
-from kvharbor.server.pools import Pools
-from kvharbor.server.served_pool import OpenedPool, ServedPool
-from kvharbor.server.session import Session
-from kvharbor.server.session_end import end_in_pool
-from kvharbor.server.sessions import Sessions
-from kvharbor.server.settings import Settings
-from kvharbor.server.side import SideRules, SideServer
+from kvharbor.server.memory.arenas import HostArenas
+from kvharbor.server.messages.layouts import descriptor_message, layout_of
+from kvharbor.server.pools.life import Life
+from kvharbor.server.pools.pools import Pools
+from kvharbor.server.pools.served_pool import OpenedPool, ServedPool
+from kvharbor.server.pools.session_end import end_in_pool
+from kvharbor.server.scheduling.applications import Application
+from kvharbor.server.scheduling.owner import offset_clock
+from kvharbor.server.sessions.members import Mode
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
+from kvharbor.server.sessions.sessions import Sessions
+from kvharbor.server.side.attaching import Attachment, attachment, status_attachment
+from kvharbor.server.side.side import SideRules, SideServer
+from kvharbor.server.supervision.keeper import Keeper, Unkept
 from kvharbor.v1 import side_pb2
 from raw_caller import BLOCK_BYTES, BLOCK_TOKENS, small_layout, tokens
 

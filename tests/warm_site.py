@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt
 from kvharbor.server.errors import Draining
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner, offset_clock
-from kvharbor.server.peer import Peer
-from kvharbor.server.session import Session
-from kvharbor.server.turns import Turns
-from kvharbor.server.warm_desk import Claimed, PinRequest, WarmDesk
-from kvharbor.server.warm_notices import WarmNotices
+from kvharbor.server.pools.warm_desk import Claimed, PinRequest, WarmDesk
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner, offset_clock
+from kvharbor.server.scheduling.turns import Turns
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
+from kvharbor.server.sessions.warm_notices import WarmNotices
 
 Scenario = Callable[["Site"], Coroutine[Any, Any, None]]
 

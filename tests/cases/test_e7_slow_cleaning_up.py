@@ -18,8 +18,8 @@ import pytest
 
 from conftest import StartService
 from kvharbor.pool import Commit
-from kvharbor.server.session import State
-from kvharbor.server.work_thread import WorkThread
+from kvharbor.server.memory.work_thread import WorkThread
+from kvharbor.server.sessions.session import State
 from raw_caller import RawCaller, greeted, hello
 from scenarios import settled
 from session_worker import SessionWorker

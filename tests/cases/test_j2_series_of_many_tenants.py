@@ -11,21 +11,21 @@ import pytest
 from kvharbor.gpumem import DataType, Layout, Plane
 from kvharbor.pool import Engine, Prompt
 from kvharbor.pool.steps import finish
-from kvharbor.server.arenas import HostArenas
-from kvharbor.server.call_timings import Histogram
-from kvharbor.server.crash import crash
-from kvharbor.server.engine_families import SERIES_AN_ENGINE
+from kvharbor.server.calls.gate import Gate
+from kvharbor.server.calls.timings import Histogram
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.errors import Draining
-from kvharbor.server.gate import Gate
-from kvharbor.server.keeper import Unkept
-from kvharbor.server.life import Life
-from kvharbor.server.listen import listen_http
-from kvharbor.server.metrics import Metrics
-from kvharbor.server.metrics_http import HttpPort
-from kvharbor.server.pool_figures import BLOCKS, COUNTERS, GAUGES
-from kvharbor.server.pools import Pools
-from kvharbor.server.settings import Settings
-from kvharbor.server.traffic_families import SERIES_A_POOL
+from kvharbor.server.memory.arenas import HostArenas
+from kvharbor.server.metrics.engine_families import SERIES_AN_ENGINE
+from kvharbor.server.metrics.http_port import HttpPort
+from kvharbor.server.metrics.metrics import Metrics
+from kvharbor.server.metrics.pool_figures import BLOCKS, COUNTERS, GAUGES
+from kvharbor.server.metrics.traffic_families import SERIES_A_POOL
+from kvharbor.server.pools.life import Life
+from kvharbor.server.pools.pools import Pools
+from kvharbor.server.process.listen import listen_http
+from kvharbor.server.supervision.crash import crash
+from kvharbor.server.supervision.keeper import Unkept
 from scraping import Scrape
 
 POOL_COUNT = 1_000

@@ -15,7 +15,7 @@ import numpy as np
 from chaos.stamps import BLOCK_TOKENS, LAYOUT
 from kvharbor.client import Namespace
 from kvharbor.pool.digest import namespace_digest
-from kvharbor.server.layout_messages import identity_of
+from kvharbor.server.messages.layouts import identity_of
 
 POOL = "chaos"
 # Less than the workers want to hold and far less than all documents have: something is evicted all the time.

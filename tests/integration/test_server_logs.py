@@ -57,7 +57,7 @@ def test_an_address_beyond_this_host_is_warned_of(start_fresh: StartService, add
 
 UNSENT_ANSWER = """
 import logging
-from kvharbor.server.logs import configure
+from kvharbor.server.configuration.logs import configure
 configure("LEVEL", "json")
 transport = logging.getLogger("grpc._cython.cygrpc")
 transport.error("%s raised in core by servicer method [%s]", "ExecuteBatchError", "Allocate")

@@ -10,8 +10,8 @@ import pytest
 
 from kvharbor.pool import Pool
 from kvharbor.pool.steps import Steps
-from kvharbor.server.members import Member
-from kvharbor.server.session import Session
+from kvharbor.server.sessions.members import Member
+from kvharbor.server.sessions.session import Session
 from scenarios import settled
 from session_worker import SessionWorker
 from sessions_here import SessionsHere, run, sessions_here, until

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from integration.session_states import ended, states
-from kvharbor.server.members import MAX_SOCKETS
+from kvharbor.server.sessions.members import MAX_SOCKETS
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, side_pb2
 from kvharbor.v1 import pool_service_pb2 as pools

@@ -25,7 +25,8 @@ MOST_RECOVERY_S = 2.0
 def test_it_imports_neither_grpc_nor_anything_for_devices() -> None:
     """S20: what may break in a library of another language ends a child, never its keeper."""
     program = (
-        "import sys; import kvharbor.server.cli, kvharbor.server.supervisor, kvharbor.server.sources\n"
+        "import sys; import kvharbor.server.cli, kvharbor.server.supervision.supervisor\n"
+        "import kvharbor.server.configuration.sources\n"
         "print(*sorted(sys.modules))"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

@@ -29,7 +29,7 @@ from kvharbor.pool import (
 from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
 from kvharbor.pool.namespaces import FIRST_ROOT
 from kvharbor.pool.steps import finish
-from kvharbor.server import engine_families
+from kvharbor.server.metrics import engine_families
 
 BLOCK_TOKENS = 4
 NAMES = [

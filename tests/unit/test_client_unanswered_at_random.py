@@ -22,8 +22,8 @@ from kvharbor.pool import ExtraKey as PoolKey
 from kvharbor.pool import Prompt
 from kvharbor.pool.errors import PoolError
 from kvharbor.pool.steps import finish
-from kvharbor.server.status import item_status
-from kvharbor.server.wire import commit_of, held_of, sequence_message, shadow_message
+from kvharbor.server.messages.status import item_status
+from kvharbor.server.messages.wire import commit_of, held_of, sequence_message, shadow_message
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvharbor.gpumem import BlockOrder, DataType, Layout, Plane
+from kvharbor.server.configuration.sources import load_settings
 from kvharbor.server.errors import StartupError
-from kvharbor.server.sources import load_settings
 
 LAYOUT = """
 [pools.main.layout]

@@ -9,9 +9,9 @@ import pytest
 
 from kvharbor.pool import POLICIES
 from kvharbor.server.commands.serve import serve
+from kvharbor.server.configuration.settings import EvictionPolicy, Settings
+from kvharbor.server.configuration.sources import load_settings, unknown_variables
 from kvharbor.server.errors import StartupError
-from kvharbor.server.settings import EvictionPolicy, Settings
-from kvharbor.server.sources import load_settings, unknown_variables
 
 
 def written(tmp_path: Path, text: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvharbor.server.settings import Settings
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.sizes import parse_size
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

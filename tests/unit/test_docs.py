@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvharbor.server.settings import Settings
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.v1 import errors_pb2
 
 ROOT = Path(__file__).parents[2]

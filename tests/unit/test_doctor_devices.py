@@ -11,9 +11,9 @@ from kvharbor.gpumem import CudaUnavailable, Device, DeviceNotVisible
 from kvharbor.gpumem import driver as calls
 from kvharbor.gpumem.arena import ArenaKind
 from kvharbor.gpumem.devices import DeviceMemory
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.doctor import arenas, devices, driver
 from kvharbor.server.doctor.check import State, obstacles
-from kvharbor.server.settings import Settings
 from made_up_machine import GIB, MadeUpMachine, found_by
 
 GPU = Device("GPU-7f3c0000-0000-0000-0000-000000000001", 0, "NVIDIA H200")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvharbor.gpumem.arena import ArenaKind
-from kvharbor.server import peer
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.doctor import kernel, limits, memory, place
 from kvharbor.server.doctor.check import ANY_ARENA, State
 from kvharbor.server.doctor.place import Place, place_of
-from kvharbor.server.settings import Settings
+from kvharbor.server.sessions import peer
 from made_up_machine import GIB, MadeUpMachine, found_by
 
 OWN_NAMESPACE = 4026532999

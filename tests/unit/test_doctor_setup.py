@@ -9,9 +9,9 @@ import pytest
 
 from kvharbor.gpumem import CudaUnavailable
 from kvharbor.gpumem.arena import ArenaKind
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.doctor import environment, packages, transport
 from kvharbor.server.doctor.check import ANY_ARENA, State, obstacles
-from kvharbor.server.settings import Settings
 from made_up_machine import MadeUpMachine, found_by
 
 

@@ -9,8 +9,8 @@ from kvharbor.gpumem import DataType, Layout
 from kvharbor.pool import ExpectedReuse as PoolReuse
 from kvharbor.pool import Hints as PoolHints
 from kvharbor.pool.hints import NO_HINTS
-from kvharbor.server.block_messages import chain_of
-from kvharbor.server.wire import prompt_of
+from kvharbor.server.messages.blocks import chain_of
+from kvharbor.server.messages.wire import prompt_of
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 

@@ -8,7 +8,7 @@ import pytest
 from admission_bench import Bench
 from kvharbor.pool.errors import PoolExhausted, RequestTooLarge
 from kvharbor.pool.steps import finish
-from kvharbor.server.applications import Patience
+from kvharbor.server.scheduling.applications import Patience
 from kvharbor.server.session_errors import SessionUnknown
 from scenarios import run, settled
 

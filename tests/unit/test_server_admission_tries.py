@@ -9,7 +9,7 @@ from admission_bench import BLOCK_TOKENS, Bench, commit_all
 from kvharbor.pool import Commit, SequenceView
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.steps import Steps, finish
-from kvharbor.server.applications import Application
+from kvharbor.server.scheduling.applications import Application
 from kvharbor.server.session_errors import SessionUnknown
 from scenarios import DEADLINE_S, run, settled
 

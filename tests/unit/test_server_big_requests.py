@@ -12,9 +12,9 @@ import pytest
 
 from kvharbor.pool import POLICIES, Commit, Pool, PoolConfig, Prompt
 from kvharbor.pool.steps import Steps, finish
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner, offset_clock
-from kvharbor.server.turns import Turns
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner, offset_clock
+from kvharbor.server.scheduling.turns import Turns
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvharbor.gpumem import InsufficientMemory
-from kvharbor.server.budget import HOST, Budget
+from kvharbor.server.memory.budget import HOST, Budget
 
 
 def counting(left: dict[str, int], piece_bytes: int = 1) -> Budget:

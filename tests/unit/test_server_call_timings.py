@@ -1,6 +1,6 @@
 """Durations of calls as Prometheus reads histograms."""
 
-from kvharbor.server.call_timings import BOUNDS_S, CallTimings, Histogram
+from kvharbor.server.calls.timings import BOUNDS_S, CallTimings, Histogram
 
 
 def test_a_bucket_has_what_is_within_its_bound() -> None:

@@ -5,14 +5,15 @@ import sys
 
 import pytest
 
-from kvharbor.server.restarts import EXIT_BUG
+from kvharbor.server.supervision.restarts import EXIT_BUG
 
 
 @pytest.mark.slow
 def test_a_broken_rule_ends_the_process_with_its_own_status() -> None:
     """The log has the cause; nothing is tidied up by code that can no longer be trusted."""
     program = (
-        "import atexit; from kvharbor.server import crash, logs; logs.configure('info', 'json')\n"
+        "import atexit; from kvharbor.server.supervision import crash; from kvharbor.server.configuration import logs\n"
+        "logs.configure('info', 'json')\n"
         "from kvharbor.pool.errors import InvariantViolation\n"
         "atexit.register(print, 'tidied')\n"
         "crash.crash(InvariantViolation(rule='G5', detail='9 of 10 blocks'))\n"

@@ -6,11 +6,11 @@ import pytest
 
 from jumping_loop import run_jumping
 from kvharbor.gpumem import InsufficientMemory
-from kvharbor.server import declared_pools
-from kvharbor.server.declared_pools import make_declared
-from kvharbor.server.earlier_epoch import LETTING_GO_S, NEWS_S, EarlierEpoch
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.errors import StartupError
-from kvharbor.server.settings import Settings
+from kvharbor.server.process import declared_pools
+from kvharbor.server.process.declared_pools import make_declared
+from kvharbor.server.process.earlier_epoch import LETTING_GO_S, NEWS_S, EarlierEpoch
 
 SHORT = InsufficientMemory(100, available_bytes=10, limited_by="device GPU-1")
 HELD = SHORT.beside(90, "17, 18")

@@ -21,8 +21,8 @@ from kvharbor.gpumem import (
     driver,
 )
 from kvharbor.gpumem.devices import current, memory_of, release_context
-from kvharbor.server.device_arenas import VmmArenas
-from kvharbor.server.work_thread import DeviceThread
+from kvharbor.server.memory.device_arenas import VmmArenas
+from kvharbor.server.memory.work_thread import DeviceThread
 
 LAYOUT = Layout("m", 16, (Plane("k", 2, DataType.UINT8, 64, interior="opaque"),), scratch_blocks=0, tp_size=2)
 DESCRIPTOR = LAYOUT.descriptor(8)

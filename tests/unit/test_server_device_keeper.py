@@ -11,11 +11,11 @@ import pytest
 import cuda_stub
 from kvharbor.gpumem import InsufficientMemory, ReservationCancelled, device_of, runtime_of
 from kvharbor.gpumem.devices import memory_of
-from kvharbor.server import device_keepers
-from kvharbor.server.device_keeper import DeviceKeeper
-from kvharbor.server.device_keepers import DeviceKeepers
 from kvharbor.server.errors import StartupError
-from kvharbor.server.keeper import Unkept
+from kvharbor.server.memory import device_keepers
+from kvharbor.server.memory.device_keeper import DeviceKeeper
+from kvharbor.server.memory.device_keepers import DeviceKeepers
+from kvharbor.server.supervision.keeper import Unkept
 
 PART_BYTES = 2 * 2**20
 

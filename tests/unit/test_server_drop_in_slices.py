@@ -8,8 +8,8 @@ import pytest
 
 from kvharbor.pool import Commit, PoolConfig, Prompt
 from kvharbor.pool.steps import finish
-from kvharbor.server.peer import Peer
-from kvharbor.server.session import Session
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
 from raw_caller import BLOCK_TOKENS, tokens
 from sessions_here import TENANT, run, sessions_here
 

@@ -9,11 +9,11 @@ import pytest
 
 from kvharbor.pool import BlockRun, Chain, Prompt
 from kvharbor.pool.steps import finish
-from kvharbor.server import block_operations
+from kvharbor.server.calls import block_operations
 from kvharbor.server.errors import PoolInUse, PoolNotFound
-from kvharbor.server.peer import Peer
-from kvharbor.server.served_pool import OpenedPool
-from kvharbor.server.session import Session
+from kvharbor.server.pools.served_pool import OpenedPool
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
 from raw_caller import tokens
 from raw_stream import block_tokens, leasing
 from sessions_here import TENANT, SessionsHere, run, sessions_here

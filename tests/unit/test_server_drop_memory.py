@@ -9,9 +9,9 @@ import pytest
 
 from kvharbor.gpumem import InsufficientMemory
 from kvharbor.pool.steps import finish
-from kvharbor.server import arenas
-from kvharbor.server.peer import Peer
-from kvharbor.server.session import Session
+from kvharbor.server.memory import arenas
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
 from sessions_here import TENANT, run, sessions_here
 
 Mapped = Callable[[], set[str]]

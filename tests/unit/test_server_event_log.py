@@ -7,7 +7,7 @@ import pytest
 
 from kvharbor.pool.events import BlocksRemoved, BlocksStored, PinEnded
 from kvharbor.server.errors import Draining, RevisionCompacted, WatcherTooSlow
-from kvharbor.server.event_log import EventLog
+from kvharbor.server.scheduling.event_log import EventLog
 from kvharbor.v1 import cache_service_pb2 as pb
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kvharbor.server.control import Channel
-from kvharbor.server.fd_store import SystemdStore, store_limit
-from kvharbor.server.notify import Notifier
+from kvharbor.server.supervision.control import Channel
+from kvharbor.server.supervision.fd_store import SystemdStore, store_limit
+from kvharbor.server.supervision.notify import Notifier
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

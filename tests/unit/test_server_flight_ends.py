@@ -8,7 +8,7 @@ from flight_bench import COLD_TOKENS, Bench, prompt_of
 from jumping_loop import run_jumping
 from kvharbor.pool import Prompt
 from kvharbor.pool.errors import PoolExhausted
-from kvharbor.server.applications import Patience
+from kvharbor.server.scheduling.applications import Patience
 from kvharbor.server.session_errors import SessionUnknown
 from scenarios import settled
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvharbor.server.gate import Context, Gate, conversing
+from kvharbor.server.calls.gate import Context, Gate, conversing
 
 
 class Left:

@@ -10,9 +10,9 @@ from google.protobuf import duration_pb2
 
 from kvharbor.pool import Commit, Prompt
 from kvharbor.pool.steps import finish
-from kvharbor.server.peer import Peer
-from kvharbor.server.sequence_operations import SequenceOperations
-from kvharbor.server.session import Session
+from kvharbor.server.calls.sequence_operations import SequenceOperations
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
 from kvharbor.v1 import cache_service_pb2 as cache
 from scenarios import settled
 from sessions_here import TENANT, run, sessions_here

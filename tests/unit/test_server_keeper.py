@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from kvharbor.server.control import MAX_FDS, MAX_MESSAGE_BYTES, Channel
-from kvharbor.server.keeper import Kept, Unkept
+from kvharbor.server.supervision.control import MAX_FDS, MAX_MESSAGE_BYTES, Channel
+from kvharbor.server.supervision.keeper import Kept, Unkept
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -9,15 +9,15 @@ import pytest
 from kvharbor.gpumem import ArenaKind, Export, Layout, Plane
 from kvharbor.gpumem.plane import DataType
 from kvharbor.pool import PoolConfig
-from kvharbor.server.arenas import HostArenas
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.keeper import Unkept
-from kvharbor.server.kept_pools import drop_pool, keep_pool, kept_allocations, kept_pools
-from kvharbor.server.owner import PoolOwner
-from kvharbor.server.part import DevicePart, Part
-from kvharbor.server.pool_memory import PoolMemory, pool_with_ledger
-from kvharbor.server.served_pool import PoolFacts, ServedPool
-from kvharbor.server.work_thread import DeviceThread
+from kvharbor.server.memory.arenas import HostArenas
+from kvharbor.server.memory.part import DevicePart, Part
+from kvharbor.server.memory.pool_memory import PoolMemory, pool_with_ledger
+from kvharbor.server.memory.work_thread import DeviceThread
+from kvharbor.server.pools.kept import drop_pool, keep_pool, kept_allocations, kept_pools
+from kvharbor.server.pools.served_pool import PoolFacts, ServedPool
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner
+from kvharbor.server.supervision.keeper import Unkept
 from sessions_here import crash
 
 LAYOUT = Layout("m", 16, (Plane("k", 1, DataType.UINT8, 64, interior="opaque"),), scratch_blocks=0, tp_size=2)

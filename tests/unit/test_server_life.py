@@ -1,8 +1,8 @@
 """What a life keeps comes back, also to a process of another version."""
 
-from kvharbor.server.keeper import Unkept
-from kvharbor.server.life import KeptSetting, Life
-from kvharbor.server.settings import Settings
+from kvharbor.server.configuration.settings import Settings
+from kvharbor.server.pools.life import KeptSetting, Life
+from kvharbor.server.supervision.keeper import Unkept
 
 
 def test_a_life_goes_on_as_it_was_kept() -> None:

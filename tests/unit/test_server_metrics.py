@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from kvharbor.gpumem import DataType, Layout, Plane
-from kvharbor.server.arenas import HostArenas
-from kvharbor.server.call_timings import Histogram
-from kvharbor.server.crash import crash
+from kvharbor.server.calls.gate import Gate
+from kvharbor.server.calls.timings import Histogram
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.errors import Draining
-from kvharbor.server.gate import Gate
-from kvharbor.server.keeper import Unkept
-from kvharbor.server.life import Life
-from kvharbor.server.metrics import Metrics
-from kvharbor.server.pools import Pools
-from kvharbor.server.settings import Settings
+from kvharbor.server.memory.arenas import HostArenas
+from kvharbor.server.metrics.metrics import Metrics
+from kvharbor.server.pools.life import Life
+from kvharbor.server.pools.pools import Pools
+from kvharbor.server.supervision.crash import crash
+from kvharbor.server.supervision.keeper import Unkept
 from scraping import Scrape
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kvharbor.server import metrics_http
+from kvharbor.server.calls.gate import Gate
 from kvharbor.server.errors import Draining
-from kvharbor.server.gate import Gate
-from kvharbor.server.listen import listen_http
-from kvharbor.server.metrics_http import Answer, HttpPort, liveness_page, readiness_page, text
+from kvharbor.server.metrics import http_port
+from kvharbor.server.metrics.http_port import Answer, HttpPort, liveness_page, readiness_page, text
+from kvharbor.server.process.listen import listen_http
 from scraping import Page, get
 
 Test = Callable[[HttpPort, str], Awaitable[None]]
@@ -108,7 +108,7 @@ def test_requests_that_are_none_are_answered_or_cut_off(request_bytes: bytes, an
 
 def test_a_silent_caller_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """An open connection without a request ends by itself."""
-    monkeypatch.setattr(metrics_http, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(http_port, "DEADLINE_S", 0.05)
 
     async def test(_: HttpPort, address: str) -> None:
         assert await _exchange(address, b"GET /healthz") == b""
@@ -118,7 +118,7 @@ def test_a_silent_caller_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_callers_beyond_the_limit_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open connections do not pile up."""
-    monkeypatch.setattr(metrics_http, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http_port, "MAX_CONNECTIONS", 2)
 
     async def test(_: HttpPort, address: str) -> None:
         host, _colon, number = address.rpartition(":")

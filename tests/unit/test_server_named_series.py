@@ -1,6 +1,6 @@
 """Bounding the number of series: the largest are named, and a name is kept."""
 
-from kvharbor.server.named_series import OTHER, NamedSeries
+from kvharbor.server.metrics.named_series import OTHER, NamedSeries
 
 
 def test_the_largest_have_a_name() -> None:

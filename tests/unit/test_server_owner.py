@@ -9,9 +9,9 @@ import pytest
 from kvharbor.pool import Commit, Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import InvalidField, InvariantViolation, PoolExhausted
 from kvharbor.pool.steps import Steps
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner, offset_clock
-from kvharbor.server.turns import Turns
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner, offset_clock
+from kvharbor.server.scheduling.turns import Turns
 from scenarios import run
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvharbor.server.errors import StartupError
-from kvharbor.server.paths import (
+from kvharbor.server.supervision.paths import (
     MAX_PATH_BYTES,
     PATIENCE_S,
     SocketAccess,
@@ -88,7 +88,7 @@ def test_a_second_claim_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from kvharbor.server.paths import claimed, socket_paths
+from kvharbor.server.supervision.paths import claimed, socket_paths
 with claimed(socket_paths(sys.argv[1])):
     print("claimed", flush=True)
     sys.stdin.read()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvharbor.server import peer
-from kvharbor.server.peer import boot_time, credentials, has_exited, is_same_process, pidfd_of
 from kvharbor.server.session_errors import PeerUnproven
+from kvharbor.server.sessions import peer
+from kvharbor.server.sessions.peer import boot_time, credentials, has_exited, is_same_process, pidfd_of
 
 CONNECT = """
 import socket, sys, os
@@ -117,7 +117,7 @@ def test_the_same_process_is_recognised_by_number_and_without(tmp_path: Path) ->
 
 ELSEWHERE = """
 import os, socket, sys
-from kvharbor.server import peer
+from kvharbor.server.sessions import peer
 from kvharbor.server.session_errors import PeerUnproven
 
 with socket.socket(socket.AF_UNIX) as listener:

@@ -10,9 +10,9 @@ import pytest
 
 from kvharbor.gpumem import ArenaUnfit, DataType, InsufficientMemory, Layout, Plane
 from kvharbor.pool import Ledger, Pool, PoolConfig, ledger_bytes
-from kvharbor.server import arenas, pool_memory
-from kvharbor.server.arenas import HostArenas
-from kvharbor.server.pool_memory import OWN_BYTES_A_BLOCK, PoolMemory, pool_with_ledger, recovered_pool
+from kvharbor.server.memory import arenas, pool_memory
+from kvharbor.server.memory.arenas import HostArenas
+from kvharbor.server.memory.pool_memory import OWN_BYTES_A_BLOCK, PoolMemory, pool_with_ledger, recovered_pool
 
 PLANE = Plane("k", 1, DataType.UINT8, 64, interior="opaque")
 LAYOUT = Layout("m", 16, (PLANE,), scratch_blocks=0, tp_size=2)

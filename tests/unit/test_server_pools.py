@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from kvharbor.gpumem import DataType, Layout, Plane
-from kvharbor.server.arenas import HostArenas
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.errors import Draining
-from kvharbor.server.keeper import Unkept
-from kvharbor.server.life import Life
-from kvharbor.server.part import HostPart
-from kvharbor.server.peer import Peer
-from kvharbor.server.pool_memory import LedgerMemory
-from kvharbor.server.pools import Pools
-from kvharbor.server.session import Session
-from kvharbor.server.settings import Settings
+from kvharbor.server.memory.arenas import HostArenas
+from kvharbor.server.memory.part import HostPart
+from kvharbor.server.memory.pool_memory import LedgerMemory
+from kvharbor.server.pools.life import Life
+from kvharbor.server.pools.pools import Pools
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
+from kvharbor.server.supervision.keeper import Unkept
 
 LAYOUT = Layout("m", 16, (Plane.of_tokens("k", 1, 1, 16, DataType.FLOAT32, 16),))
 SESSION = Session(1, "token", Peer(1, 1, "t", administrator=False), "test", "0")

@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Coroutine
 from typing import Any
 
-from kvharbor.server.members import Member, Mode
-from kvharbor.server.peer import Peer
-from kvharbor.server.quiet import QuietWatch, until_end, until_gone
-from kvharbor.server.session import Session
+from kvharbor.server.sessions.members import Member, Mode
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.quiet import QuietWatch, until_end, until_gone
+from kvharbor.server.sessions.session import Session
 
 PEER = Peer(0, 0, "t", administrator=False)
 

@@ -8,9 +8,9 @@ import pytest
 from kvharbor.pool import Commit, ExtraKey, Pool, PoolConfig, Prompt
 from kvharbor.pool.steps import finish
 from kvharbor.server.errors import Draining, WatcherTooSlow
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner
-from kvharbor.server.recorder import NAME_BYTES, Ended, Recorder, Recording
+from kvharbor.server.pools.recorder import NAME_BYTES, Ended, Recorder, Recording
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner
 
 BLOCK_TOKENS = 4
 

@@ -9,11 +9,11 @@ import pytest
 from kvharbor.pool import Pool, PoolConfig, Prompt, SequenceView
 from kvharbor.pool.errors import PoolExhausted
 from kvharbor.pool.steps import Steps, finish
-from kvharbor.server.admission import Admission
-from kvharbor.server.applications import Application
-from kvharbor.server.event_log import EventLog
-from kvharbor.server.owner import PoolOwner
-from kvharbor.server.turns import Turns
+from kvharbor.server.scheduling.admission import Admission
+from kvharbor.server.scheduling.applications import Application
+from kvharbor.server.scheduling.event_log import EventLog
+from kvharbor.server.scheduling.owner import PoolOwner
+from kvharbor.server.scheduling.turns import Turns
 
 TENANT = "a"
 PROMPT = Prompt(bytes(4 * 16))

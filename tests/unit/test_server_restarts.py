@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from kvharbor.server.restarts import (
+from kvharbor.server.supervision.restarts import (
     EXIT_BUG,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

@@ -11,15 +11,15 @@ from typing import NoReturn, cast
 import pytest
 
 from kvharbor.pool.engines import UNNAMED, Engine
-from kvharbor.server.ended_sessions import MAX_TOKENS, EndedSessions
-from kvharbor.server.keeper import Keeper, Unkept
-from kvharbor.server.members import Member, Mode
-from kvharbor.server.peer import Peer
-from kvharbor.server.served_pool import OpenedPool
-from kvharbor.server.session import Session, State
+from kvharbor.server.pools.served_pool import OpenedPool
 from kvharbor.server.session_errors import PeerUnproven, RankTaken, SessionNotFound, SessionUnknown
-from kvharbor.server.session_numbers import MAX_NUMBER, SessionNumbers
-from kvharbor.server.sessions import Sessions
+from kvharbor.server.sessions.ended import MAX_TOKENS, EndedSessions
+from kvharbor.server.sessions.members import Member, Mode
+from kvharbor.server.sessions.numbers import MAX_NUMBER, SessionNumbers
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session, State
+from kvharbor.server.sessions.sessions import Sessions
+from kvharbor.server.supervision.keeper import Keeper, Unkept
 
 OWN = Peer(os.getpid(), os.getuid(), "t", administrator=False)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvharbor.server import stall
-from kvharbor.server.stall import MOST_LATE_S, TICK_S, ServiceLoop
+from kvharbor.server.process import stall
+from kvharbor.server.process.stall import MOST_LATE_S, TICK_S, ServiceLoop
 
 STALL_S = 100.0
 

@@ -6,11 +6,11 @@ from typing import NoReturn, cast
 
 import pytest
 
-from kvharbor.server import service
+from kvharbor.server.configuration.sources import LoadedSettings
 from kvharbor.server.errors import StartupError
-from kvharbor.server.life import Life
-from kvharbor.server.sources import LoadedSettings
-from kvharbor.server.supervised import Supervised
+from kvharbor.server.pools.life import Life
+from kvharbor.server.process import service
+from kvharbor.server.supervision.supervised import Supervised
 
 
 def start_with(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

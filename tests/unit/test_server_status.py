@@ -27,7 +27,7 @@ from kvharbor.gpumem import (
 )
 from kvharbor.pool.errors import InvalidField, PoolError, PoolExhausted
 from kvharbor.server.errors import PoolInUse, PoolNotFound, ServerError
-from kvharbor.server.status import (
+from kvharbor.server.messages.status import (
     CODES,
     MAX_DETAIL_BYTES,
     REFUSALS,

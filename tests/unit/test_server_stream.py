@@ -8,11 +8,11 @@ import grpc
 import pytest
 
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.calls.gate import Gate
 from kvharbor.server.errors import Draining, WatcherTooSlow
-from kvharbor.server.gate import Gate
-from kvharbor.server.peer import Peer
-from kvharbor.server.session import Session, State
 from kvharbor.server.session_errors import SessionUnknown
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session, State
 from kvharbor.server.stream.conversation import Conversation, Replaced
 from kvharbor.server.stream.outbox import MAX_UNSENT
 from scenarios import run, settled

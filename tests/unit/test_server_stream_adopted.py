@@ -7,10 +7,10 @@ import pytest
 
 from kvharbor.pool import Commit
 from kvharbor.pool.steps import finish
-from kvharbor.server.gate import Gate
-from kvharbor.server.peer import Peer
-from kvharbor.server.sequence_operations import SequenceOperations
-from kvharbor.server.session import Session
+from kvharbor.server.calls.gate import Gate
+from kvharbor.server.calls.sequence_operations import SequenceOperations
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
 from kvharbor.server.stream.conversation import Conversation, Replaced
 from kvharbor.server.stream.responses import Responses
 from kvharbor.v1 import cache_service_pb2 as cache

@@ -11,11 +11,11 @@ import pytest
 
 from kvharbor.pool import BlockRun, Chain
 from kvharbor.pool.steps import finish
-from kvharbor.server.gate import Gate
-from kvharbor.server.peer import Peer
-from kvharbor.server.sequence_operations import SequenceOperations
-from kvharbor.server.served_pool import OpenedPool
-from kvharbor.server.session import Session
+from kvharbor.server.calls.gate import Gate
+from kvharbor.server.calls.sequence_operations import SequenceOperations
+from kvharbor.server.pools.served_pool import OpenedPool
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session
 from kvharbor.server.stream.stream_calls import StreamCalls
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import stream_service_pb2 as pb

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvharbor.pool.errors import InvalidField, PoolExhausted
-from kvharbor.server.applications import Patience
+from kvharbor.server.scheduling.applications import Patience
 from kvharbor.server.stream.waits import MAX_WAITS, Waits
 from scenarios import run, settled
 

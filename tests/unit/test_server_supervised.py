@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvharbor.server.control import Channel
 from kvharbor.server.errors import UpgradeFailed
-from kvharbor.server.keeper import Store
-from kvharbor.server.supervised import Supervised
+from kvharbor.server.supervision.control import Channel
+from kvharbor.server.supervision.keeper import Store
+from kvharbor.server.supervision.supervised import Supervised
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -9,8 +9,8 @@ from kvharbor.client import traffic as client_traffic
 from kvharbor.pool import Miss, MissKind
 from kvharbor.pool.evicted import ADMINISTRATOR
 from kvharbor.pool.traffic import BOUNDS_S, Traffic
-from kvharbor.server.traffic_families import SERIES_A_POOL, columns, families
-from kvharbor.server.traffic_messages import miss_message, traffic_message
+from kvharbor.server.messages.traffic import miss_message, traffic_message
+from kvharbor.server.metrics.traffic_families import SERIES_A_POOL, columns, families
 from kvharbor.v1 import cache_service_pb2 as pb
 
 BEFORE = {"present_tokens": 32, "remembered_s": 60.0}

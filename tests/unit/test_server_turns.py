@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvharbor.server.turns import Turns
+from kvharbor.server.scheduling.turns import Turns
 
 
 def test_turns_are_had_in_order_of_asking() -> None:

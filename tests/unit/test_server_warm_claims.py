@@ -6,7 +6,7 @@ import pytest
 
 from kvharbor.pool.errors import PoolExhausted, RequestIdReused
 from kvharbor.server.errors import WarmTaskNotFound
-from kvharbor.server.warm_desk import Ordered
+from kvharbor.server.pools.warm_desk import Ordered
 from warm_site import Site, asked, on_site, told
 
 

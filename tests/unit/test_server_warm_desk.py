@@ -7,7 +7,7 @@ import pytest
 from kvharbor.pool import Commit
 from kvharbor.pool.errors import PinNotFound, WarmBudgetExceeded
 from kvharbor.server.errors import Draining, WarmTaskNotFound
-from kvharbor.server.warm_desk import Ordered
+from kvharbor.server.pools.warm_desk import Ordered
 from warm_site import Site, asked, on_site, told
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvharbor.pool import PinView, Prompt
 from kvharbor.server.errors import TooManyWarmTasks
-from kvharbor.server.warm_tasks import MAX_CLAIMS, MAX_TASKS, Claim, WarmTask, WarmTasks
+from kvharbor.server.pools.warm_tasks import MAX_CLAIMS, MAX_TASKS, Claim, WarmTask, WarmTasks
 
 FIRST, SECOND = Claim(1, "a"), Claim(2, "b")
 WHOLE = PinView(32, 0, filling=True)

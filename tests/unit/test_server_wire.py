@@ -6,8 +6,16 @@ from google.protobuf import duration_pb2
 from kvharbor.gpumem import BlockOrder, DataType, Layout, LayoutInvalid
 from kvharbor.pool import Shadow
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.layout_messages import identity_of, layout_message, layout_of
-from kvharbor.server.wire import duration_message, held_of, integers, little_endian, prompt_of, put_shadows, seconds_of
+from kvharbor.server.messages.layouts import identity_of, layout_message, layout_of
+from kvharbor.server.messages.wire import (
+    duration_message,
+    held_of,
+    integers,
+    little_endian,
+    prompt_of,
+    put_shadows,
+    seconds_of,
+)
 from kvharbor.v1 import cache_service_pb2 as cache_pb
 from kvharbor.v1 import types_pb2
 

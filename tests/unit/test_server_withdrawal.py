@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kvharbor.server import block_operations, recorder, session_end
+from kvharbor.server.calls import block_operations
+from kvharbor.server.calls.sequence_operations import SequenceOperations
 from kvharbor.server.errors import ServerError
-from kvharbor.server.peer import Peer
-from kvharbor.server.sequence_operations import SequenceOperations
-from kvharbor.server.served_pool import OpenedPool
-from kvharbor.server.session import Session, State
+from kvharbor.server.pools import recorder, session_end
+from kvharbor.server.pools.served_pool import OpenedPool
 from kvharbor.server.session_errors import SessionUnknown
+from kvharbor.server.sessions.peer import Peer
+from kvharbor.server.sessions.session import Session, State
 from kvharbor.v1 import blocks_pb2
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_stream import chain, leasing

@@ -29,18 +29,18 @@ def main() -> NoReturn:
     os.set_inheritable(lock_fd, False)
     flags, config = json.loads(sys.argv[5])
 
-    from kvharbor.server.control import Channel
+    from kvharbor.server.configuration.logs import configure
+    from kvharbor.server.configuration.sources import load_settings
     from kvharbor.server.errors import StartupError
-    from kvharbor.server.logs import configure
-    from kvharbor.server.sources import load_settings
-    from kvharbor.server.supervised import Supervised
+    from kvharbor.server.supervision.control import Channel
+    from kvharbor.server.supervision.supervised import Supervised
 
     channel = Channel.inherited(control_fd)
     try:
         loaded = load_settings(flags, os.environ, None if config is None else Path(config))
         configure(loaded.settings.log_level, loaded.settings.log_format)
 
-        from kvharbor.server.service import serve
+        from kvharbor.server.process.service import serve
 
         # What is imported lives as long as the process: the collector need not look at it again.
         gc.collect()

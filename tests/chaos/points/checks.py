@@ -17,7 +17,7 @@ class Checked:
     period: int
 
 
-_OWNER = "kvharbor.server.owner"
+_OWNER = "kvharbor.server.scheduling.owner"
 
 CHECKED = (
     # Just made, or just recovered.

@@ -53,10 +53,10 @@ def doctor(
 
 def _surroundings(arena: str | None, config: Path | None, socket: str | None, *, attach: bool) -> "Surroundings":
     from kvharbor.gpumem.arena import ArenaKind
+    from kvharbor.server.configuration.settings import Settings
+    from kvharbor.server.configuration.sources import load_settings
     from kvharbor.server.doctor.place import place_of
     from kvharbor.server.doctor.surroundings import Surroundings
-    from kvharbor.server.settings import Settings
-    from kvharbor.server.sources import load_settings
 
     failure = ""
     try:

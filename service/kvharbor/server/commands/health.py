@@ -19,7 +19,7 @@ def health(
 
     With --live it is enough that the process answers: so it does while memory is still being reserved.
     """
-    from kvharbor.server.readiness import LIVENESS
+    from kvharbor.server.process.readiness import LIVENESS
 
     state = health_state(socket, service=LIVENESS if live else "", timeout_s=timeout_s)
     typer.echo(state)

@@ -78,7 +78,7 @@ def connected(socket: str | None) -> "Harbor":
 def start_or_name(address: str) -> str:
     """Returns what to do where no service answers; at the default socket a misspelt variable may be why."""
     from kvharbor.client.address import DEFAULT_SOCKET, SOCKET_VARIABLE
-    from kvharbor.server.sources import unknown_variables
+    from kvharbor.server.configuration.sources import unknown_variables
 
     if address.removeprefix("unix:") != DEFAULT_SOCKET or SOCKET_VARIABLE in os.environ:
         return _START_OR_NAME

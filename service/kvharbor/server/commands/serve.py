@@ -58,13 +58,13 @@ def serve(
     # Until the supervisor handles signals itself, SIGTERM unwinds what has been set up so far.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
-    from kvharbor.server.logs import configure
-    from kvharbor.server.sources import load_settings
+    from kvharbor.server.configuration.logs import configure
+    from kvharbor.server.configuration.sources import load_settings
 
     loaded = load_settings(flags, os.environ, config)
     configure(loaded.settings.log_level, loaded.settings.log_format)
 
-    from kvharbor.server.supervisor import supervise
+    from kvharbor.server.supervision.supervisor import supervise
 
     # The service's process reads the same flags, environment and file.
     status = supervise(loaded, [json.dumps([flags, None if config is None else str(config)])])

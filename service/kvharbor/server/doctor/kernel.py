@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvharbor.gpumem.arena import ArenaKind
-from kvharbor.server import peer
 from kvharbor.server.doctor.check import ANY_ARENA, Check, Outcome, fail, ok, warn
 from kvharbor.server.doctor.place import SHARED_PIDS
 from kvharbor.server.doctor.surroundings import Surroundings
+from kvharbor.server.sessions import peer
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _DESCRIPTOR = struct.Struct("i")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvharbor.gpumem.arena import ArenaKind
+from kvharbor.server.configuration.settings import Settings
 from kvharbor.server.doctor.place import Place
-from kvharbor.server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

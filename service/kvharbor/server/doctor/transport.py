@@ -7,7 +7,7 @@ from kvharbor.server.commands.health import health_state
 from kvharbor.server.doctor.check import ANY_ARENA, Check, Outcome, fail, ok, skipped, warn
 from kvharbor.server.doctor.surroundings import Surroundings
 from kvharbor.server.errors import CommandError, StartupError
-from kvharbor.server.paths import socket_paths
+from kvharbor.server.supervision.paths import socket_paths
 
 _ANSWER_S = 2.0
 

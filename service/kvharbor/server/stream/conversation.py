@@ -9,11 +9,11 @@ import grpc
 import structlog
 
 from kvharbor.pool.errors import InvalidField
+from kvharbor.server.calls.gate import Gate
 from kvharbor.server.errors import ServerError, WatcherTooSlow
-from kvharbor.server.gate import Gate
-from kvharbor.server.session import Session
+from kvharbor.server.messages.status import CODES, REFUSALS, Refusal, item_status
 from kvharbor.server.session_errors import SessionUnknown
-from kvharbor.server.status import CODES, REFUSALS, Refusal, item_status
+from kvharbor.server.sessions.session import Session
 from kvharbor.server.stream.outbox import Outbox
 from kvharbor.v1 import stream_service_pb2 as pb
 

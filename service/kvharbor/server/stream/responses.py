@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server import block_operations, session_operations
-from kvharbor.server.applications import Patience
-from kvharbor.server.block_operations import Leased, Waiting
-from kvharbor.server.handles import number_in
-from kvharbor.server.pools import Pools
-from kvharbor.server.sequence_operations import SequenceOperations
-from kvharbor.server.served_pool import OpenedPool
-from kvharbor.server.session import Session
-from kvharbor.server.status import REFUSALS, item_status
+from kvharbor.server.calls import block_operations, session_operations
+from kvharbor.server.calls.block_operations import Leased, Waiting
+from kvharbor.server.calls.handles import number_in
+from kvharbor.server.calls.sequence_operations import SequenceOperations
+from kvharbor.server.calls.withdrawal import Withdrawal
+from kvharbor.server.messages.status import REFUSALS, item_status
+from kvharbor.server.pools.pools import Pools
+from kvharbor.server.pools.served_pool import OpenedPool
+from kvharbor.server.scheduling.applications import Patience
+from kvharbor.server.sessions.session import Session
 from kvharbor.server.stream.conversation import Conversation, Respond
 from kvharbor.server.stream.waits import Waits
-from kvharbor.server.withdrawal import Withdrawal
 from kvharbor.v1 import blocks_pb2, cache_service_pb2, types_pb2
 from kvharbor.v1 import stream_service_pb2 as pb
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from kvharbor.server.calls.gate import Callers, Context, Gate, conversing
+from kvharbor.server.calls.sequence_operations import SequenceOperations
 from kvharbor.server.errors import ServerError
-from kvharbor.server.gate import Callers, Context, Gate, conversing
-from kvharbor.server.pools import Pools
-from kvharbor.server.sequence_operations import SequenceOperations
+from kvharbor.server.pools.pools import Pools
 from kvharbor.server.stream.conversation import Conversation, Replaced
 from kvharbor.server.stream.responses import Responses
 from kvharbor.v1 import stream_service_pb2 as pb

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from kvharbor.pool.errors import InvalidField
-from kvharbor.server.applications import Patience
+from kvharbor.server.scheduling.applications import Patience
 
 MAX_WAITS: Final = 1024
 """Requests of one stream that may wait at a time."""

@@ -1,0 +1,1 @@
+"""Settings: each once, where values come from, and logs."""

@@ -1,0 +1,1 @@
+"""Messages as values, and errors as statuses. Nothing is decided here."""

@@ -1,0 +1,1 @@
+"""The pools of the service, and what belongs to each."""

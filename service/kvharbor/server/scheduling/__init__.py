@@ -1,0 +1,1 @@
+"""How a pool's operations are run: whose turn it is, who waits for what, and what has happened."""

@@ -1,0 +1,1 @@
+"""Who is connected: engines, their processes, and the proof that these are gone."""

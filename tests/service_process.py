@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 class ServiceProcess:
     """`kvharbor serve` on a socket of its own. Its log is read as it comes; `wait_for` awaits one event of it.
 
-    `process` is the supervisor; the service's process is its child.
+    Without `names_socket` the settings name it. `process` is the supervisor; the service's process is its child.
     """
 
     def __init__(
@@ -34,10 +34,12 @@ class ServiceProcess:
         user: int | None = None,
         launcher: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
+        names_socket: bool = True,
     ) -> None:
         self.socket = Path(socket)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KVHARBOR_")}
-        command = [*launcher, sys.executable, "-m", "kvharbor.server.cli", "serve", f"--socket={socket}", *arguments]
+        named = [f"--socket={socket}"] if names_socket else []
+        command = [*launcher, sys.executable, "-m", "kvharbor.server.cli", "serve", *named, *arguments]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -128,6 +128,19 @@ def test_settings_that_stay_until_a_cold_start_are_told(tmp_path: Path) -> None:
         assert info.memory_bytes == 64 << 20
 
 
+def test_the_sockets_stay_whatever_the_file_says_by_then(tmp_path: Path) -> None:
+    """Also where a process ends by itself: both sockets of a service lie side by side, and workers have their paths."""
+    config, path = tmp_path / "kvharbor.toml", tmp_path / "kv.sock"
+    config.write_text(f'socket = "{path}"\nsocket_mode = "0640"\n')
+    with ServiceProcess(path, environment={"KVHARBOR_CONFIG": str(config)}, names_socket=False) as service:
+        service.wait_for("ready")
+        config.write_text(f'socket = "{tmp_path / "other.sock"}"\nsocket_mode = "0666"\n')
+        assert upgrade(service).returncode == 0
+        assert service.restart_child()["socket"] == str(path)
+        assert path.stat().st_mode & 0o777 == 0o640
+        assert not (tmp_path / "other.sock").exists()
+
+
 def test_an_upgrade_to_what_cannot_start_changes_nothing(start_fresh: StartService, tmp_path: Path) -> None:
     """The old process goes on, and the log has why."""
     config = tmp_path / "kvharbor.toml"

@@ -66,6 +66,10 @@ def serve(
 
     from kvharbor.server.supervision.supervisor import supervise
 
-    # The service's process reads the same flags, environment and file.
-    status = supervise(loaded, [json.dumps([flags, None if config is None else str(config)])])
+    # The service's process reads the same flags, environment and file. The socket's path is the supervisor's, whatever
+    # the file says by then: beside it is the side socket, and workers look for both there.
+    access = {"socket": str(loaded.settings.socket), "socket_mode": f"{loaded.settings.socket_mode:o}"}
+    if loaded.settings.socket_group is not None:
+        access["socket_group"] = loaded.settings.socket_group
+    status = supervise(loaded, [json.dumps([flags | access, None if config is None else str(config)])])
     raise typer.Exit(status)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -23,8 +24,12 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis does not time examples: how long one takes is up to what else the machine does. Engines' and GPU
-    environments may lack it."""
+    """Hypothesis, which engines' and GPU environments may lack, times no examples: others' work on the machine decides.
+
+    What a shell starts in the background ignores interrupts, and so would what tests start and then interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
 

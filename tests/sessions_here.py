@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from kvharbor.gpumem import ArenaKind
 from kvharbor.pool import PoolStats, Prompt, SequenceView
@@ -29,6 +29,8 @@ from kvharbor.server.side.side import SideRules, SideServer
 from kvharbor.server.supervision.keeper import Keeper, Unkept
 from kvharbor.v1 import side_pb2
 from raw_caller import BLOCK_BYTES, BLOCK_TOKENS, small_layout, tokens
+
+T = TypeVar("T")
 
 DEADLINE_S = 20.0
 TENANT = "t"
@@ -138,6 +140,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Runs a scenario."""
-    asyncio.run(scenario)
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Runs a scenario, and returns what it comes to."""
+    return asyncio.run(scenario)

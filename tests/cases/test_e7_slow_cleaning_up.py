@@ -6,6 +6,7 @@ hold the interpreter's lock for ever, the whole process hangs: then it is replac
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -24,14 +25,14 @@ from raw_caller import RawCaller, greeted, hello
 from scenarios import settled
 from session_worker import SessionWorker
 from sessions_here import run, sessions_here, until
+from waiting import quickest
 
 pytestmark = pytest.mark.slow
 
 CALLS = 40
-MOST_TRIES = 3
-BLOCK_COUNT = 64 + MOST_TRIES * CALLS
 PERIOD_S = 0.05
 LIMIT_S = 0.2
+REGISTERED_S = 1.0
 
 
 @contextlib.contextmanager
@@ -64,8 +65,9 @@ def register(path: str) -> None:
 def test_a_slow_device_call_of_a_dead_client_stops_nobody(tmp_path: Path) -> None:
     """E7: while it runs B's calls take less than 200 ms, C is registered in less than 1 s, A's blocks are not free."""
 
-    async def scenario() -> None:
-        async with sessions_here(tmp_path, block_count=BLOCK_COUNT) as here:
+    async def scenario(folder: Path) -> float:
+        folder.mkdir()
+        async with sessions_here(folder, block_count=64) as here:
             with (
                 SessionWorker(here.path, without_session=True) as a,
                 SessionWorker(here.path, without_session=True) as b,
@@ -83,23 +85,18 @@ def test_a_slow_device_call_of_a_dead_client_stops_nobody(tmp_path: Path) -> Non
                     await settled()
                     a.kill()
                     await until(lambda: session.state is State.ENDING)
-                    # A busy machine takes longer now and then.
-                    p99_s: list[float] = []
-                    while not p99_s or (p99_s[-1] >= LIMIT_S and len(p99_s) < MOST_TRIES):
-                        first = 1000 * (1 + len(p99_s))
-                        latencies = [await timed(here.allocate(other, first + number)) for number in range(CALLS)]
-                        p99_s.append(quantiles(latencies, n=100)[98])
-                    assert p99_s[-1] < LIMIT_S
-                    assert await timed(asyncio.to_thread(register, here.path)) < 1
+                    latencies = [await timed(here.allocate(other, 1000 + number)) for number in range(CALLS)]
+                    registered_s = await timed(asyncio.to_thread(register, here.path))
                     # Not free: the copy may still write one of them.
                     assert session in here.sessions.all()
-                    free_block_count = BLOCK_COUNT - CALLS * len(p99_s)
-                    assert here.stats().free_block_count == free_block_count - 3
+                    assert here.stats().free_block_count == 64 - CALLS - 3
                 await forking
                 await until(lambda: session not in here.sessions.all())
-                assert here.stats().free_block_count == free_block_count - 1
+                assert here.stats().free_block_count == 64 - CALLS - 1
+        return max(quantiles(latencies, n=100)[98] / LIMIT_S, registered_s / REGISTERED_S)
 
-    run(scenario())
+    folders = (tmp_path / str(number) for number in itertools.count())
+    assert quickest(lambda: run(scenario(next(folders))), 1) < 1, "of the times that are allowed"
 
 
 def test_a_process_that_hangs_for_good_is_replaced(start_fresh: StartService) -> None:

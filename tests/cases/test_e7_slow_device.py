@@ -3,8 +3,8 @@
 On the stub of the driver: its call releases the interpreter's lock, as those of the bindings do.
 """
 
-import itertools
 import time
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 
@@ -24,7 +24,7 @@ UNMAP_S = 60.0
 CALLS = 40
 PERIOD_S = 0.05
 LIMIT_S = 0.2
-MOST_TRIES = 3
+ANSWERED_S = 1.0
 
 # In a worker: the service makes a copy, and so has the pool's memory open; nothing of the session is left.
 COPY = """
@@ -55,40 +55,40 @@ def test_e7_a_slow_close_of_device_memory_stops_nobody(
     environment = {**cuda_stub.environment([cuda_stub.new_uuid()]), "KVSTUB_SLOW": f"{unmap}:{UNMAP_S}:{slow}"}
     service = start_fresh(environment=environment, arena=arena, cuda_runtime="driver", memory="32MiB")
     path = str(service.socket)
-    with SessionWorker(path) as worker, RawCaller(path) as b:
-        other = b.open_pool("b", block_count=MOST_TRIES * CALLS)
-        left = available(b)
-        pool_id = worker.run(COPY)
-        health, numbers = health_pb2_grpc.HealthStub(b.channel), itertools.count()
-        booked = available(b)
-        assert booked < left
-        slow.touch()
-        dropping = b.pools.DropPool.future(pools.DropPoolRequest(pool_id=pool_id), metadata=b.metadata)
-        until(lambda: "a" not in names(b), bool)
 
-        def look_after_it() -> None:
-            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    def share_of_what_is_allowed() -> float:
+        with SessionWorker(path) as worker, RawCaller(path) as b:
+            other = b.open_pool("b", block_count=CALLS)
+            left = available(b)
+            pool_id = worker.run(COPY)
+            health, taken_s, looked_s = health_pb2_grpc.HealthStub(b.channel), [], []
+            booked = available(b)
+            assert booked < left
+            slow.touch()
+            dropping = b.pools.DropPool.future(pools.DropPoolRequest(pool_id=pool_id), metadata=b.metadata)
+            until(lambda: "a" not in names(b), bool)
 
-        def register() -> None:
-            with RawCaller(path) as c:
-                assert available(c) == booked
+            def look_after_it() -> None:
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
-        def p99_s() -> float:
-            latencies = []
+            def register() -> None:
+                with RawCaller(path) as c:
+                    assert available(c) == booked
+
             for number in range(CALLS):
-                latencies.append(seconds(lambda: b.allocate(other, next(numbers))))
+                taken_s.append(seconds(partial(b.allocate, other, number)))
                 if number % 20 == 0:
-                    assert quickest(lambda: seconds(look_after_it), 1) < 1
+                    looked_s.append(seconds(look_after_it))
                 time.sleep(PERIOD_S)
-            return quantiles(latencies, n=100)[98]
+            registered_s = seconds(register)
+            assert not dropping.done()
+            slow.unlink()
+            dropping.result(DEADLINE_S)
+            assert available(b) == left
+        return max(quantiles(taken_s, n=100)[98] / LIMIT_S, max(registered_s, *looked_s) / ANSWERED_S)
 
-        assert quickest(p99_s, LIMIT_S, MOST_TRIES) < LIMIT_S
-        assert quickest(lambda: seconds(register), 1) < 1
-        assert not dropping.done()
-        slow.unlink()
-        dropping.result(DEADLINE_S)
-        assert available(b) == left
+    assert quickest(share_of_what_is_allowed, 1) < 1
 
 
 def names(caller: RawCaller) -> list[str]:

@@ -1,6 +1,7 @@
 """What only another process may be sent again [C8]: whether there is one, the client is told by others."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,12 +15,18 @@ from kvharbor.client.calls import PoolCalls, Repeat
 from moments import hurried, once, wait
 from waiting import until
 
+SENT_ONCE = Repeat.NEVER
+SENT_TO_ANOTHER = Repeat.TO_ANOTHER
+"""As a warm-up that gives a sequence."""
+
 
 @pytest.fixture(autouse=True)
-def _sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stats may be sent again to another process only, as a warm-up may."""
+def repeat(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Repeat:
+    """When Stats may be sent again."""
+    repeat: Repeat = getattr(request, "param", SENT_TO_ANOTHER)
     stats = PoolCalls.stats
-    monkeypatch.setattr(PoolCalls, "stats", lambda calls: replace(stats(calls), repeat=Repeat.TO_ANOTHER))
+    monkeypatch.setattr(PoolCalls, "stats", lambda calls: replace(stats(calls), repeat=repeat))
+    return repeat
 
 
 def test_the_news_of_an_end_may_be_late(
@@ -61,3 +68,35 @@ def test_what_breaks_off_without_an_end_is_not_sent_again(open_harbor: Connect, 
         pool.stats()
     assert cut.value.outcome_unknown
     assert len(service.calls["Stats"]) == 1
+
+
+@pytest.mark.slow
+def test_a_call_that_waits_for_no_service_waits_for_no_news(open_harbor: Connect, service: FakeService) -> None:
+    """`away_wait_s`: it would wait for them as for the next process."""
+    pool = open_harbor(service.target, away_wait_s=0.0).open_pool("p", LAYOUT)
+
+    def cut_off() -> None:
+        service.break_off()
+        service.begin()
+
+    once(service.before, "Stats", cut_off)
+    began_at = time.monotonic()
+    with pytest.raises(ServiceUnreachable):
+        pool.stats()
+    assert time.monotonic() - began_at < pool.link.options.timeout_s / 2
+
+
+@pytest.mark.parametrize("repeat", [SENT_ONCE, SENT_TO_ANOTHER], indirect=True)
+def test_an_answer_of_a_process_that_has_ended_is_that_of_what_is_never_repeated(
+    open_harbor: Connect, service: FakeService, repeat: Repeat
+) -> None:
+    """C8: an `unwarm` that has taken effect is not sent to the next process, which would not find the pin."""
+    pool = open_harbor(service.target).open_pool("p", LAYOUT)
+
+    def end() -> None:
+        service.blink()
+        service.wait_until_resumed()
+
+    once(service.after, "Stats", end)
+    assert pool.stats().sequence_count == 0
+    assert len(service.calls["Stats"]) == (1 if repeat is SENT_ONCE else 2)

@@ -53,7 +53,5 @@ def test_a_socket_without_its_side_socket_is_told_from_none(tmp_path: Path) -> N
     service = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(service))
-        with pytest.raises(
-            ServiceUnreachable, match=r"s\.side beside it is not there: the folder of both has to be shared"
-        ):
+        with pytest.raises(ServiceUnreachable, match=r"s\.side beside it is not there, and both are needed"):
             connect(service)

@@ -12,6 +12,7 @@ from fake_blocks import FakeCalls
 from kvharbor.client import Acquired, BlockRun, Pending
 from kvharbor.engines.transformers_cb import PooledManager
 from kvharbor.engines.transformers_cb.processor import STOP_WAIT_S, PooledProcessor
+from kvharbor.engines.transformers_cb.scheduler import GivingWay
 from tiny_models import decoder
 from unit.test_engine_cb_epochs import EndingPool
 from unit.test_engine_cb_epochs import pool_of as pool_of
@@ -136,6 +137,39 @@ def test_what_waits_is_answered_where_there_is_room_in_time(engine_on: EngineOn,
     stopping.thread.join(DEADLINE_S)
     outcomes = finished(stopping.engine, asked)
     assert [outcome.generated_tokens for outcome in outcomes] == [alone(MODEL, each, 5) for each in (PROMPTS[0], OTHER)]
+
+
+def test_only_what_waits_counts_as_waiting(
+    engine_on: EngineOn, pool_of: Callable[[int], EndingPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed for longer than others are waited for is answered, though it lacks room for a moment."""
+    pool: Any = pool_of(12)
+    acquire, is_elsewhere, computed, lacking = pool.blocks.acquire, [True], [0], [True]
+    prepare, schedule = PooledProcessor.prepare_next_batch, GivingWay.schedule_batch
+    stopping = engine_on(pool)
+
+    def prepared(processor: PooledProcessor) -> bool:
+        ready = prepare(processor)
+        computed[0] += ready
+        stopping.now_s += ready * STOP_WAIT_S / 4
+        return ready
+
+    def scheduled(scheduler: GivingWay, *budgets: int) -> Any:
+        if computed[0] == 5 and lacking:
+            lacking.clear()
+            return [], False, 0, 0
+        return schedule(scheduler, *budgets)
+
+    monkeypatch.setattr(pool.blocks, "acquire", lambda *a, **k: [ELSEWHERE] if is_elsewhere else acquire(*a, **k))
+    monkeypatch.setattr(PooledProcessor, "prepare_next_batch", prepared)
+    monkeypatch.setattr(GivingWay, "schedule_batch", scheduled)
+    asked = stopping.engine.add_requests([[*PROMPTS[0]]], 8)
+    until(lambda: stopping.engine.batch_processor)
+    stopping.stop()
+    is_elsewhere.clear()
+    stopping.thread.join(DEADLINE_S)
+    (outcome,) = finished(stopping.engine, asked)
+    assert (outcome.generated_tokens, lacking) == (alone(MODEL, PROMPTS[0], 8), [])
 
 
 def test_the_time_begins_anew_with_the_next_stop(engine_on: EngineOn, taken: Taken) -> None:

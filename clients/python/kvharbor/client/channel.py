@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import grpc
@@ -95,10 +96,11 @@ class Tries:
     `may_have_effect`: a process that has ended may have taken it, or the next one is told of it as taken.
     """
 
-    def __init__(self, call: Call[Any], *, has_side: bool) -> None:
+    def __init__(self, call: Call[Any], *, has_side: bool, away_wait_s: float | None = None) -> None:
         self.may_have_effect = False
         self._repeat = call.repeat
         self._has_side = has_side
+        self._most_news_s = inf if away_wait_s is None else max(away_wait_s, MAX_NEWS_S)
         self._count = 0
 
     @contextlib.contextmanager
@@ -126,10 +128,10 @@ class Tries:
         """How long to wait for news of the service after `error` before deciding; `until_s` is the call's deadline.
 
         Its end is told after that of its connections, by its supervisor, which may be late on a busy machine: who can
-        do nothing without the news waits for them as long as there is time.
+        do nothing without the news waits for them as long as it waits for a service that is away.
         """
         if isinstance(error, ServiceUnreachable) and self._repeat is Repeat.TO_ANOTHER and self._has_side:
-            return max(until_s - time.monotonic(), 0.0)
+            return min(max(until_s - time.monotonic(), 0.0), self._most_news_s)
         return float(min(0.05 * 2**self._count, MAX_NEWS_S))
 
 

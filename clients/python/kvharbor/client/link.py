@@ -77,7 +77,7 @@ class Link:
         channel.require_leader(self.options)
         timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
         until_s = time.monotonic() + timeout_s
-        tries = channel.Tries(call, has_side=self.side is not None)
+        tries = channel.Tries(call, has_side=self.side is not None, away_wait_s=self.options.away_wait_s)
         epochs = self.standing.epochs
         with tries.telling():
             while True:
@@ -102,7 +102,7 @@ class Link:
                         raise error from None
                     continue
                 with self._changed:
-                    if self.standing.life == life:
+                    if self.standing.life == life or call.repeat is Repeat.NEVER:
                         return take(reply)
                 # What answered has ended since, and its successor knows nothing of the call.
                 tries.may_have_effect = True

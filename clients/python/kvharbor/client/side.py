@@ -126,7 +126,7 @@ class SideSocket:
 
     def _why(self, failure: OSError) -> object:
         if isinstance(failure, FileNotFoundError) and self._service != self._path and Path(self._service).is_socket():
-            return f"{self._path} beside it is not there: the folder of both has to be shared, not one of them"
+            return f"{self._path} beside it is not there, and both are needed, as where their folder is shared"
         return failure.strerror or failure
 
     def hello(self, hello: side_pb2.Hello, *, patient: bool = False) -> Session:

@@ -272,7 +272,7 @@ class Settings(BaseModel):
         return {
             "memory": str(self.memory) if isinstance(self.memory, Share) else exact_size(self.memory),
             "arena": self.arena_kind,
-            "devices": ", ".join(self.devices) or "all that are visible",
+            "devices": ", ".join(self.devices) or ("none" if self.arena_kind == "host" else "all that are visible"),
             "listen": self.listen or "none",
         }
 

@@ -29,7 +29,7 @@ PREFIX = "KVHARBOR_"
 _OTHER_VARIABLES = frozenset({"KVHARBOR_CONFIG", "KVHARBOR_SESSION_TOKEN", "KVHARBOR_POOL_ID", "KVHARBOR_DESCRIPTOR"})
 # Kubernetes sets these in every container beside a Service called "kvharbor".
 _SERVICE_LINK = re.compile(r"KVHARBOR(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\w+)?)")
-_NEAR = 0.6
+_NEAR = 0.5
 """Least likeness, of 1, at which a name may be what was meant."""
 
 

@@ -98,7 +98,7 @@ class Link:
         channel.require_leader(self.options)
         timeout_s = (self.options.timeout_s if timeout_s is None else timeout_s) + call.wait_s
         until_s = time.monotonic() + timeout_s
-        tries = channel.Tries(call, has_side=self.side is not None)
+        tries = channel.Tries(call, has_side=self.side is not None, away_wait_s=self.options.away_wait_s)
         epochs = self.standing.epochs
         with tries.telling():
             while True:
@@ -126,7 +126,7 @@ class Link:
                     if self.closed and not _task_is_cancelled():
                         raise HarborClosed("the harbor was closed while the call was under way") from None
                     raise
-                if self.standing.life == life:
+                if self.standing.life == life or call.repeat is Repeat.NEVER:
                     return take(reply)
                 # What answered has ended since, and its successor knows nothing of the call.
                 tries.may_have_effect = True

@@ -219,7 +219,8 @@ class Pool(PoolHandle):
     async def extend_many(self, extends: Iterable[tuple[Sequence, int]]) -> list[HarborError | None]:
         """Extends several sequences in one call; returns each one's refusal, or None."""
         batch = ExtendBatch(self.calls, extends)
-        return await self.link.run(batch.call, take=batch.outcomes)
+        with batch.answered():
+            return await self.link.run(batch.call, take=batch.outcomes)
 
     async def commit_many(self, commits: Iterable[Commit[Sequence]]) -> list[CommitResult | HarborError]:
         """Commits several sequences in one call; returns each one's result or refusal, in order.

@@ -37,7 +37,9 @@ class PooledProcessor(ContinuousBatchProcessor):
         admissions.any_stood_back = False
         ready: bool = super().prepare_next_batch()
         self._fail_refused()
-        if not ready:
+        if ready:
+            self._gives_up_at_s = inf
+        else:
             self.cache.held.give_back_spare()
             self._give_up()
             if admissions.any_stood_back:

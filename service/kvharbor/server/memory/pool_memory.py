@@ -89,6 +89,7 @@ class PoolMemory:
 
     async def give_back(self) -> None:
         """Gives back what does not go with the descriptors. For a dropped pool, after `close`."""
+        # First, as a device may take its time: nobody is to see a mapping without its descriptor meanwhile.
         await asyncio.to_thread(self.ledger.forget)
         await asyncio.gather(*(part.free() for part in self.parts))
 

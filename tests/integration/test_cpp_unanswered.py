@@ -55,7 +55,7 @@ def test_room_that_only_the_service_knows_of_is_not_used(fake: FakeService, work
         worker.commit("a", 16, 5)
     refusal = beyond.value
     assert (refusal.kind, refusal.reason, refusal.outcome_unknown) == ("CallerMistake", "CURSOR_OUT_OF_RANGE", False)
-    assert "token_count would be 17, at most 16 is possible: extend the sequence first" in str(refusal)
+    assert "token_count would be 17, at most 16 is possible; extend the sequence first" in str(refusal)
     assert (refusal.metadata["value"], refusal.metadata["limit"]) == ("17", "16")
     assert "Commit" not in fake.calls
     if by == "restart":

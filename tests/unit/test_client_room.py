@@ -27,6 +27,11 @@ from kvharbor.client import (
     connect,
 )
 from kvharbor.client.batches import CommitBatch, ExtendBatch
+from kvharbor.client.tokens import token_bytes
+from kvharbor.pool import Commit as PoolCommit
+from kvharbor.pool import Pool, PoolConfig, Prompt
+from kvharbor.pool.errors import PoolError
+from kvharbor.pool.steps import finish
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import errors_pb2, types_pb2
 from moments import answered, hurried, once, wait_for
@@ -43,23 +48,25 @@ def outgrow(service: FakeService, pool: Any, sequence: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "told"),
-    [
-        ((40, range(9)), CursorOutOfRange, "token_count would be 49, at most 48 is possible: extend the sequence"),
-        ((41, ()), CursorOutOfRange, "computed_tokens would be 41, at most 40 is possible: only known tokens can"),
-        ((15, ()), CommitBackwards, "has 16 computed tokens, 15 would take back what others may already read: commit"),
-    ],
+    ("computed_tokens", "new_count", "kind"),
+    [(40, 9, CursorOutOfRange), (41, 0, CursorOutOfRange), (-1, 0, CursorOutOfRange), (15, 0, CommitBackwards)],
 )
-def test_what_is_refused_here_names_value_limit_and_remedy(
-    fields: tuple[int, range], kind: type[HarborError], told: str
+def test_what_is_refused_here_is_refused_in_the_service_s_words(
+    computed_tokens: int, new_count: int, kind: type[HarborError]
 ) -> None:
-    """In the service's own words."""
-    (refusal,) = CommitBatch.of(CALLS, [Commit(state(), *fields)]).here()
-    assert isinstance(refusal, kind)
-    assert str(refusal).startswith("sequence e.1.2.3")
-    assert told in str(refusal)
-    assert all(value in str(refusal) for value in refusal.metadata.values())
+    """Value, limit and remedy."""
+    there = Pool(PoolConfig(block_count=3, block_tokens=16))
+    there.open_session(1, "t")
+    sequence = finish(there.allocate(1, Prompt(token_bytes(range(40), "prompt")))).number
+    finish(there.commit(1, sequence, PoolCommit(16)))
+    with pytest.raises(PoolError) as told:
+        finish(there.commit(1, sequence, PoolCommit(computed_tokens, token_bytes(range(new_count), "new_tokens"))))
+    (refusal,) = CommitBatch.of(CALLS, [Commit(state(), computed_tokens, range(new_count))]).here()
+    assert type(refusal) is kind
+    assert refusal.reason == told.value.reason
+    assert str(refusal) == str(told.value).replace(f"sequence 1.{sequence}", "sequence e.1.2.3")
     assert refusal.metadata["sequenceId"] == "e.1.2.3"
+    assert all(value in str(refusal) for value in refusal.metadata.values())
 
 
 def test_a_commit_that_there_is_no_room_for_is_refused_alone() -> None:

@@ -138,7 +138,7 @@ void SequenceState::require_room(const v1::CommitItem& item) const {
   const std::string limit = std::to_string(capacity_tokens);
   const std::string remedy = "extend the sequence first";
   raise<CursorOutOfRange>(
-      "sequence " + id + ": token_count would be " + value + ", at most " + limit + " is possible: " + remedy,
+      "sequence " + id + ": token_count would be " + value + ", at most " + limit + " is possible; " + remedy,
       {{"sequenceId", id}, {"cursor", "token_count"}, {"value", value}, {"limit", limit}, {"remedy", remedy}});
 }
 

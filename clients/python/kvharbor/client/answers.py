@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from kvharbor.client import descriptors, traffic
+from kvharbor.client.durations import seconds
 from kvharbor.client.engines import engine_stats
 from kvharbor.client.pending import Pending
 from kvharbor.client.pins import pin_stats
@@ -143,11 +143,6 @@ def watch_events(reply: cache_service_pb2.WatchResponse) -> Iterator[WatchEvent]
             yield from _event(event)
     elif kind == "progress":
         yield Progress(reply.progress.revision)
-
-
-def seconds(duration: Duration) -> float:
-    """Returns a Duration in seconds."""
-    return duration.seconds + duration.nanos / 1e9
 
 
 def _event(event: cache_service_pb2.WatchEvent) -> Iterator[WatchEvent]:

@@ -15,20 +15,20 @@ def refusal(sequence: "SequenceState", item: cache.CommitItem) -> HarborError | 
     if item.known_token_count != sequence.token_count:  # behind one that was refused
         remedy = "a commit follows the one before, or repeats it"
         return _out_of_range(sequence, "known_token_count", item.known_token_count, sequence.token_count, remedy)
+    token_count = sequence.token_count_with(item)
+    if not 0 <= item.computed_tokens <= token_count:
+        remedy = "only known tokens can be computed: send new_token_ids with the commit"
+        return _out_of_range(sequence, "computed_tokens", item.computed_tokens, token_count, remedy)
     if item.computed_tokens < sequence.computed_tokens:
         return CommitBackwards(
             f"sequence {sequence.id} has {sequence.computed_tokens} computed tokens, {item.computed_tokens} would take "
-            f"back what others may already read: commit forwards only",
+            f"back what others may already read; commit forwards only",
             metadata={
                 "sequenceId": sequence.id,
                 "computedTokens": str(sequence.computed_tokens),
                 "requestedTokens": str(item.computed_tokens),
             },
         )
-    token_count = sequence.token_count_with(item)
-    if item.computed_tokens > token_count:
-        remedy = "only known tokens can be computed: name the new ones with the commit"
-        return _out_of_range(sequence, "computed_tokens", item.computed_tokens, token_count, remedy)
     tokens = (sequence.token_count, token_count)
     return keys_refusal(item.extra_keys, sequence.tail.extra_keys, tokens, sequence.block_tokens)
 
@@ -47,7 +47,7 @@ def room_refusal(sequence: "SequenceState", item: cache.CommitItem) -> CursorOut
 
 def _out_of_range(sequence: "SequenceState", cursor: str, value: int, limit: int, remedy: str) -> CursorOutOfRange:
     return CursorOutOfRange(
-        f"sequence {sequence.id}: {cursor} would be {value}, at most {limit} is possible: {remedy}",
+        f"sequence {sequence.id}: {cursor} would be {value}, at most {limit} is possible; {remedy}",
         metadata={
             "sequenceId": sequence.id,
             "cursor": cursor,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kvharbor.client import refusals
-from kvharbor.client.answers import seconds
+from kvharbor.client.durations import seconds
 from kvharbor.client.errors import HarborError
 from kvharbor.client.pending import Pending
 from kvharbor.client.runs import NO_BLOCKS, BlockRun, run_of

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvharbor.client.durations import seconds
 from kvharbor.v1 import cache_service_pb2 as pb
 
 
@@ -28,5 +29,5 @@ def pin_stats(message: pb.PinStats) -> PinStats:
         pinned_tokens=message.pinned_tokens,
         missing_tokens=message.missing_tokens,
         filling=message.filling,
-        ttl_s=message.ttl.ToNanoseconds() / 1e9 if message.HasField("ttl") else None,
+        ttl_s=seconds(message.ttl) if message.HasField("ttl") else None,
     )

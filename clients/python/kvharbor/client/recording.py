@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from kvharbor.client.answers import seconds
+from kvharbor.client.durations import seconds
 from kvharbor.v1 import cache_service_pb2 as cache
 
 if TYPE_CHECKING:

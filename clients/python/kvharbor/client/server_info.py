@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvharbor.client.answers import seconds
+from kvharbor.client.durations import seconds
 from kvharbor.v1 import pool_service_pb2 as pb
 
 

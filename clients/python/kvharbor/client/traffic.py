@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvharbor.client.durations import seconds
 from kvharbor.v1 import cache_service_pb2 as cache
 
 
@@ -79,8 +80,8 @@ def miss(reply: cache.AllocateResponse | cache.LookupResponse) -> Miss | None:
     return Miss(
         kind=_kind(told.kind),
         present_tokens=told.present_tokens,
-        remembered_s=told.remembered.ToNanoseconds() / 1e9,
-        evicted_s=told.evicted_ago.ToNanoseconds() / 1e9 if told.HasField("evicted_ago") else None,
+        remembered_s=seconds(told.remembered),
+        evicted_s=seconds(told.evicted_ago) if told.HasField("evicted_ago") else None,
         evicted_by_session=told.session_id or None,
         evicted_by_administrator=told.administrator,
         differing_parts=tuple(told.differing_parts),
@@ -103,5 +104,5 @@ def _kind(number: int) -> str:
 
 
 def _histogram(message: cache.TimeHistogram) -> TimeHistogram:
-    bounds_s = tuple(bound.ToNanoseconds() / 1e9 for bound in message.bounds)
+    bounds_s = tuple(seconds(bound) for bound in message.bounds)
     return TimeHistogram(bounds_s, tuple(message.counts))

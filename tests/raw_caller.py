@@ -1,10 +1,12 @@
 """The API with nothing between: side socket frames and gRPC stubs, for tests of the service itself."""
 
 import contextlib
+import functools
 import os
+import queue
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -149,6 +151,16 @@ class RawCaller:
     def call(self, method: Any, request: Any, **options: Any) -> Any:
         """Calls a stub's method in the session's name."""
         return method(request, metadata=self.metadata, timeout=DEADLINE_S, **options)
+
+    def record(self, pool_id: str) -> tuple[Any, Callable[[], None]]:
+        """Begins to record a pool; returns the stream, and what stops it."""
+        requests: queue.SimpleQueue[cache_service_pb2.RecordRequest | None] = queue.SimpleQueue()
+        stop = functools.partial(requests.put, None)
+        requests.put(cache_service_pb2.RecordRequest(pool_id=pool_id))
+        stream = self.call(self.cache.Record, iter(requests.get, None))
+        if not stream.add_callback(stop):
+            stop()
+        return stream, stop
 
     def open_pool(self, name: str, *, block_count: int = 64, layout: types_pb2.Layout | None = None) -> str:
         """Opens a pool with so many usable blocks of the small layout; returns its id."""

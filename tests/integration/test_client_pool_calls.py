@@ -121,6 +121,15 @@ def test_a_recording_tells_of_requests_as_they_end(pool: Any) -> None:
         assert list(requests) == []
 
 
+def test_a_recording_that_is_stopped_has_all_that_had_ended(pool: Any) -> None:
+    """What was not read yet too; and it ends without an error."""
+    with pool.record() as recording:
+        for size in range(1, 41):
+            put(pool, range(size))
+        recording.stop()
+        assert [request.input_tokens for request in recording] == [*range(1, 41)]
+
+
 def test_a_recording_of_no_pool_is_refused_at_once(harbor: Any, pool: Any) -> None:
     """Where it is asked for, not where it is read."""
     handle = harbor.find_pool(pool.name)

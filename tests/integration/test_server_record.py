@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 
 def record(caller: RawCaller, pool_id: str) -> Any:
-    """Begins a recording; returns the stream once it has begun."""
-    stream = caller.call(caller.cache.Record, cache.RecordRequest(pool_id=pool_id))
+    """Begins a recording; returns the stream, which goes on until it is cancelled, once it has begun."""
+    stream, _ = caller.record(pool_id)
     first = next(stream)
     assert (first.block_tokens, len(first.requests)) == (BLOCK_TOKENS, 0)
     return stream
@@ -76,6 +76,30 @@ def test_what_came_in_since_is_told_in_order_of_the_ends(caller: RawCaller) -> N
     assert one.arrival.ToNanoseconds() < second.arrival.ToNanoseconds()
     assert one.duration.ToNanoseconds() > second.duration.ToNanoseconds()
     stream.cancel()
+
+
+def test_a_caller_who_closes_its_side_gets_all_that_has_ended(caller: RawCaller) -> None:
+    """More than the way to the reader takes up: nothing of it is read before."""
+    pool_id = caller.open_pool("record-stop", block_count=512)
+    stream, stop = caller.record(pool_id)
+    assert next(stream).block_tokens == BLOCK_TOKENS
+    running = caller.allocate(pool_id, *range(7))
+    for _ in range(300):
+        ask(caller, pool_id, *range(400 * BLOCK_TOKENS))
+    stop()
+    assert [len(one.block_names) for reply in stream for one in reply.requests] == [400 * 8] * 300
+    assert stream.code() == grpc.StatusCode.OK
+    release(caller, pool_id, running.sequence_id)
+
+
+def test_a_recording_is_asked_for_once(caller: RawCaller) -> None:
+    """Neither not at all nor for two pools."""
+    pool_id = caller.open_pool("record-once")
+    for asked_count in (0, 2):
+        with refused() as found:
+            list(caller.call(caller.cache.Record, iter([cache.RecordRequest(pool_id=pool_id)] * asked_count)))
+        assert (found[0].code, found[0].reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert found[0].metadata["value"] == str(asked_count)
 
 
 def test_two_recordings_have_no_name_in_common(caller: RawCaller) -> None:

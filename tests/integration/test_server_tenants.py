@@ -128,9 +128,9 @@ def test_recording_is_for_administrators(both: tuple[RawCaller, RawCaller]) -> N
     administrator, stranger = both
     pool_id = stranger.open_pool("p")
     with refused() as found:
-        next(stranger.call(stranger.cache.Record, cache.RecordRequest(pool_id=pool_id)))
+        next(stranger.record(pool_id)[0])
     assert (found[0].code, found[0].reason) == (grpc.StatusCode.PERMISSION_DENIED, "ADMIN_REQUIRED")
-    stream = administrator.call(administrator.cache.Record, cache.RecordRequest(pool_id=pool_id))
+    stream = administrator.record(pool_id)[0]
     assert next(stream).block_tokens == 16
     stream.cancel()
 

@@ -147,3 +147,20 @@ def test_what_ends_the_pool_ends_the_recording_after_what_is_kept() -> None:
             pass
 
     asyncio.run(check())
+
+
+def test_whoever_stops_gets_what_has_ended_by_then_and_no_more() -> None:
+    """However much goes on ending, so that a slow reader comes to the end."""
+
+    async def told() -> None:
+        recorder, _ = new_recorder(Clock())
+        with recorder.recording() as recording:
+            recording.add(ended(1))
+            recording.stop()
+            recording.add(ended(2))
+            assert not recording.is_over
+            assert await recording.take(0) == [ended(1)]
+            assert recording.is_over
+            assert await recording.take(1e6) == []
+
+    asyncio.run(told())

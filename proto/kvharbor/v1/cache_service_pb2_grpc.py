@@ -117,7 +117,7 @@ class CacheServiceStub(object):
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchResponse.FromString,
                 _registered_method=True)
-        self.Record = channel.unary_stream(
+        self.Record = channel.stream_stream(
                 '/kvharbor.v1.CacheService/Record',
                 request_serializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordRequest.SerializeToString,
                 response_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordResponse.FromString,
@@ -296,12 +296,14 @@ class CacheServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Record(self, request, context):
+    def Record(self, request_iterator, context):
         """Administrative. Streams what was asked of a pool, for a trace: sizes, times
         and names of blocks under a secret of this stream's own, never tokens. Each
         Allocate that is admitted while the stream is open is told of when its
-        sequence ends; one that still runs when the stream ends is not. A reader
-        that is too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
+        sequence ends; one that still runs when the stream ends is not. The caller
+        sends one request. When it closes its side, what has ended by then is still
+        told and the stream ends; a cancelled stream may lose that. A reader that is
+        too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -388,7 +390,7 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchRequest.FromString,
                     response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.WatchResponse.SerializeToString,
             ),
-            'Record': grpc.unary_stream_rpc_method_handler(
+            'Record': grpc.stream_stream_rpc_method_handler(
                     servicer.Record,
                     request_deserializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordRequest.FromString,
                     response_serializer=kvharbor_dot_v1_dot_cache__service__pb2.RecordResponse.SerializeToString,
@@ -801,7 +803,7 @@ class CacheService(object):
             _registered_method=True)
 
     @staticmethod
-    def Record(request,
+    def Record(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -811,8 +813,8 @@ class CacheService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/kvharbor.v1.CacheService/Record',
             kvharbor_dot_v1_dot_cache__service__pb2.RecordRequest.SerializeToString,

@@ -251,15 +251,15 @@ _CacheServiceWatchType = typing_extensions.TypeVar(
 
 _CacheServiceRecordType = typing_extensions.TypeVar(
     '_CacheServiceRecordType',
-    grpc.UnaryStreamMultiCallable[
+    grpc.StreamStreamMultiCallable[
         kvharbor.v1.cache_service_pb2.RecordRequest,
         kvharbor.v1.cache_service_pb2.RecordResponse,
     ],
-    grpc.aio.UnaryStreamMultiCallable[
+    grpc.aio.StreamStreamMultiCallable[
         kvharbor.v1.cache_service_pb2.RecordRequest,
         kvharbor.v1.cache_service_pb2.RecordResponse,
     ],
-    default=grpc.UnaryStreamMultiCallable[
+    default=grpc.StreamStreamMultiCallable[
         kvharbor.v1.cache_service_pb2.RecordRequest,
         kvharbor.v1.cache_service_pb2.RecordResponse,
     ],
@@ -355,7 +355,7 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
             kvharbor.v1.cache_service_pb2.WatchRequest,
             kvharbor.v1.cache_service_pb2.WatchResponse,
         ],
-        grpc.UnaryStreamMultiCallable[
+        grpc.StreamStreamMultiCallable[
             kvharbor.v1.cache_service_pb2.RecordRequest,
             kvharbor.v1.cache_service_pb2.RecordResponse,
         ],
@@ -423,7 +423,7 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
             kvharbor.v1.cache_service_pb2.WatchRequest,
             kvharbor.v1.cache_service_pb2.WatchResponse,
         ],
-        grpc.aio.UnaryStreamMultiCallable[
+        grpc.aio.StreamStreamMultiCallable[
             kvharbor.v1.cache_service_pb2.RecordRequest,
             kvharbor.v1.cache_service_pb2.RecordResponse,
         ],
@@ -544,8 +544,10 @@ class CacheServiceStub(typing.Generic[_CacheServiceAllocateType, _CacheServiceEx
     """Administrative. Streams what was asked of a pool, for a trace: sizes, times
     and names of blocks under a secret of this stream's own, never tokens. Each
     Allocate that is admitted while the stream is open is told of when its
-    sequence ends; one that still runs when the stream ends is not. A reader
-    that is too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
+    sequence ends; one that still runs when the stream ends is not. The caller
+    sends one request. When it closes its side, what has ended by then is still
+    told and the stream ends; a cancelled stream may lose that. A reader that is
+    too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
     """
 
     Evict: _CacheServiceEvictType
@@ -610,7 +612,7 @@ CacheServiceAsyncStub: typing_extensions.TypeAlias = CacheServiceStub[
         kvharbor.v1.cache_service_pb2.WatchRequest,
         kvharbor.v1.cache_service_pb2.WatchResponse,
     ],
-    grpc.aio.UnaryStreamMultiCallable[
+    grpc.aio.StreamStreamMultiCallable[
         kvharbor.v1.cache_service_pb2.RecordRequest,
         kvharbor.v1.cache_service_pb2.RecordResponse,
     ],
@@ -816,14 +818,16 @@ class CacheServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Record(
         self,
-        request: kvharbor.v1.cache_service_pb2.RecordRequest,
+        request_iterator: _MaybeAsyncIterator[kvharbor.v1.cache_service_pb2.RecordRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvharbor.v1.cache_service_pb2.RecordResponse], collections.abc.AsyncIterator[kvharbor.v1.cache_service_pb2.RecordResponse]]:
         """Administrative. Streams what was asked of a pool, for a trace: sizes, times
         and names of blocks under a secret of this stream's own, never tokens. Each
         Allocate that is admitted while the stream is open is told of when its
-        sequence ends; one that still runs when the stream ends is not. A reader
-        that is too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
+        sequence ends; one that still runs when the stream ends is not. The caller
+        sends one request. When it closes its side, what has ended by then is still
+        told and the stream ends; a cancelled stream may lose that. A reader that is
+        too slow ends with WATCHER_TOO_SLOW; shutdown ends it with DRAINING.
         """
 
     @abc.abstractmethod

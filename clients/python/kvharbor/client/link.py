@@ -1,6 +1,7 @@
 """The synchronous way to the service: a channel, and the session's side socket where there is one."""
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -120,7 +121,8 @@ class Link:
         self.require_open()
         channel.require_leader(self.options)
         self.standing.require(self.standing.epochs)
-        return Recording(self._stubs.cache.Record(request, metadata=channel.session_metadata(self.session)), self)
+        metadata = channel.session_metadata(self.session)
+        return Recording(functools.partial(self._stubs.cache.Record, metadata=metadata), request, self)
 
     def converse(self, requests: Iterator[Any]) -> Any:
         """Opens the session's stream, on which `requests` are sent; for the `stream`."""

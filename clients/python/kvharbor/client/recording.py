@@ -1,6 +1,7 @@
 """A recording as its reader has it."""
 
-from collections.abc import Iterator
+import queue
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +34,27 @@ class RecordedRequest:
 class Recording:
     """A stream of the requests of a pool as they end; iterate it, and close it (or leave its `with`) when done.
 
-    Made when the service has begun: what comes in from then on is in it. `block_tokens` is the pool's.
+    Made when the service has begun: what comes in from then on is in it. `block_tokens` is the pool's. `stop` ends it
+    without loss.
     """
 
-    def __init__(self, stream: Any, link: "Link") -> None:
-        self._stream = stream
+    def __init__(
+        self, record: Callable[[Iterator[cache.RecordRequest]], Any], request: cache.RecordRequest, link: "Link"
+    ) -> None:
+        # gRPC's thread waits in it for the end, which a signal handler may put.
+        self._requests: queue.SimpleQueue[cache.RecordRequest | None] = queue.SimpleQueue()
+        self._requests.put(request)
+        self._stream = record(iter(self._requests.get, None))
         self._link = link
         self._closed = False
         try:
-            self.block_tokens: int = next(stream).block_tokens
+            self.block_tokens: int = next(self._stream).block_tokens
         except grpc.RpcError as failure:
+            self.stop()
             raise link.error(failure, None) from None
 
     def __iter__(self) -> Iterator[RecordedRequest]:
-        """Yields requests until the recording is closed; raises the HarborError that ends it otherwise."""
+        """Yields requests until the recording is stopped or closed; raises the HarborError that ends it otherwise."""
         try:
             for reply in self._stream:
                 yield from recorded_requests(reply)
@@ -60,9 +68,14 @@ class Recording:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def stop(self) -> None:
+        """Ends the recording with what has ended by now: iterate on until it stops. For signal handlers too."""
+        self._requests.put(None)
+
     def close(self) -> None:
-        """Ends the stream, also for a thread that waits in it."""
+        """Ends the stream at once, also for a thread that waits in it; what is not read yet is lost."""
         self._closed = True
+        self.stop()
         self._stream.cancel()
 
 

@@ -1,8 +1,9 @@
 """`kvharbor record`: a trace of what a live service is asked."""
 
+import itertools
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,24 +36,31 @@ def record(
 ) -> None:
     """Writes the requests of a pool as a trace for `kvharbor replay`, until interrupted. For administrators.
 
-    A request is written when it ends; those that still run when the recording ends are not in it. Blocks have names
-    under a secret that the service forgets with the recording, and tokens are in none. When the service's process ends,
-    the recording ends with exit status 1; what it has written is whole.
+    A request is written when it ends; those that still run when the recording ends are not in it. A second interrupt
+    does not wait for the service to tell the last ones. Blocks have names under a secret that the service forgets with
+    the recording, and tokens are in none. When the service's process ends, the recording ends with exit status 1; what
+    it has written is whole.
     """
     from kvharbor.server.traces.recording import write
 
     require_new(file, force=force)
     with connected(socket) as harbor, harbor.find_pool(pool, tenant).record() as recording:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: recording.close())
+        _on_interrupt(recording.stop, then=recording.close)
         if for_s is not None:
-            timer = threading.Timer(for_s, recording.close)
+            timer = threading.Timer(for_s, recording.stop)
             timer.daemon = True
             timer.start()
         try:
             write(file, recording.block_tokens, _requests(recording, pool, file))
         except OSError as failure:
             raise CommandError(f"cannot write {file}: {failure.strerror}") from None
+
+
+def _on_interrupt(end: Callable[[], None], then: Callable[[], None]) -> None:
+    """Has the first SIGINT or SIGTERM do one thing, and the next ones another."""
+    acts = itertools.chain([end], itertools.repeat(then))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: next(acts)())
 
 
 def _requests(recording: "Recording", pool: str, file: Path) -> "Iterator[Recorded]":

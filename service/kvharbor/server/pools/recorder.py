@@ -11,6 +11,7 @@ from typing import Final
 
 from kvharbor.pool import Acquired, BlockRun, Chain, Prompt, SequenceView
 from kvharbor.pool.digest import OPAQUE_KEY_BYTES, join_fields
+from kvharbor.pool.errors import PoolError
 from kvharbor.pool.tree import extras_by_block
 from kvharbor.server.errors import ServerError, WatcherTooSlow
 from kvharbor.server.scheduling.owner import PoolOwner
@@ -48,7 +49,8 @@ class Recording:
         self._secret = secrets.token_bytes(32)
         self._ended: deque[Ended] = deque()
         self._kept_bytes = 0
-        self._failure: ServerError | None = None
+        self._failure: ServerError | PoolError | None = None
+        self._is_stopped = False
         self._changed = asyncio.Event()
 
     async def names_of(self, prompt: Prompt | Chain, tenant: str, block_tokens: int) -> bytes:
@@ -74,7 +76,7 @@ class Recording:
 
     def add(self, ended: Ended) -> None:
         """Keeps a request for the reader, or cuts a reader off who is too slow [S9]."""
-        if self._failure is not None:
+        if self._failure is not None or self._is_stopped:
             return
         self._ended.append(ended)
         self._kept_bytes += _REQUEST_BYTES + len(ended.block_names)
@@ -84,17 +86,27 @@ class Recording:
             self.end_with(WatcherTooSlow(len(self._ended), limit=limit, what="requests", remedy="record again"))
             self._ended.clear()
 
-    def end_with(self, reason: ServerError) -> None:
+    def end_with(self, reason: ServerError | PoolError) -> None:
         """Ends the stream with `reason`, after what is kept."""
         self._failure = reason
         self._changed.set()
+
+    def stop(self) -> None:
+        """Ends the stream at its reader's wish, after what is kept."""
+        self._is_stopped = True
+        self._changed.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was stopped and everything is taken."""
+        return self._is_stopped and not self._ended and self._failure is None
 
     async def take(self, timeout_s: float) -> list[Ended]:
         """Returns what has ended since the last call, at most about a message of it; nothing if nothing did in time.
 
         Raises what has ended the recording.
         """
-        if not self._ended and self._failure is None:
+        if not (self._ended or self._failure or self._is_stopped):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)

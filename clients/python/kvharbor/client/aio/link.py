@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable
@@ -144,8 +145,8 @@ class Link:
         self.require_open()
         channel.require_leader(self.options)
         self.standing.require(self.standing.epochs)
-        stream = self._stubs.cache.Record(request, metadata=channel.session_metadata(self.session))
-        return await Recording.begun(stream, self)
+        metadata = channel.session_metadata(self.session)
+        return await Recording.begun(functools.partial(self._stubs.cache.Record, metadata=metadata), request, self)
 
     async def on_side(self, use: Callable[[SideSocket], T]) -> T:
         """Returns what `use` gets from the side socket in a thread, from the next one if that ends on the way."""

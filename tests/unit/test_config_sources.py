@@ -150,6 +150,8 @@ def test_a_bad_value_is_refused_with_its_setting_and_source(flags: dict[str, obj
     [
         ('admin_uids = "root"', "setting admin_uids (file): 'root' is no list; write one of user ids, e.g. [1000]"),
         ("admin_uids = 1000", "setting admin_uids (file): 1000 is no list; write one of user ids, e.g. [1000]"),
+        ("admin_uids = [true]", "setting admin_uids.0 (file): 'True': Input should be a valid integer"),
+        ("admin_uids = [-1]", "setting admin_uids.0 (file): '-1': Input should be greater than or equal to 0"),
         ("pools = 3", "setting pools (file): '3': write a table [pools.NAME]"),
         ("tenants = 3", "setting tenants (file): '3': write a table [tenants]"),
         ("[pools]\nmain = 3", "setting pools.main (file): '3': write a table [pools.main]"),
@@ -161,6 +163,15 @@ def test_a_list_or_table_that_is_none_is_told_as_the_file_has_them(tmp_path: Pat
     with pytest.raises(StartupError) as refused:
         load_settings({}, {}, written(tmp_path, text))
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("variable", "kind"), [("KVHARBOR_ADMIN_UIDS", "a list in JSON"), ("KVHARBOR_TENANTS", "an object in JSON")]
+)
+def test_a_variable_that_is_no_json_is_told_with_its_value(variable: str, kind: str) -> None:
+    """And with what it has to be."""
+    with pytest.raises(StartupError, match=f"^{variable} is 'root', must be {kind}: "):
+        load_settings({}, {variable: "root"}, None)
 
 
 def test_words_may_be_in_capitals(tmp_path: Path) -> None:

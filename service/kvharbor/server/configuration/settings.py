@@ -98,6 +98,8 @@ AnyCase = BeforeValidator(_lower)
 """For words: as units of sizes may be, in capitals too."""
 EvictionPolicy = Literal["auto", "lru"]
 """As `kvharbor.pool.POLICIES` has them; the supervisor reads settings too, and has no use for the pool."""
+Uid = Annotated[int, Field(ge=0, strict=True)]
+"""A user's number; strict, as a `true` would be that of a user too."""
 Tenant = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]
 
 
@@ -221,7 +223,7 @@ class Settings(BaseModel):
         description="Tenant of callers without a session, for Lookup, Watch and Stats. Unset: Stats tells of no pool, "
         "and the others are refused.",
     )
-    admin_uids: Annotated[frozenset[int], BeforeValidator(_uids)] = Field(
+    admin_uids: Annotated[frozenset[Uid], BeforeValidator(_uids)] = Field(
         default=frozenset(), description="Administrators, beside uid 0 and the user of the service."
     )
     handoff_ttl_s: float = Field(

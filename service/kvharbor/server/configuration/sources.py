@@ -29,6 +29,8 @@ PREFIX = "KVHARBOR_"
 _OTHER_VARIABLES = frozenset({"KVHARBOR_CONFIG", "KVHARBOR_SESSION_TOKEN", "KVHARBOR_POOL_ID", "KVHARBOR_DESCRIPTOR"})
 # Kubernetes sets these in every container beside a Service called "kvharbor".
 _SERVICE_LINK = re.compile(r"KVHARBOR(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\w+)?)")
+# What a setting of such a type is in the environment.
+_JSON_KINDS: Mapping[object, str] = {dict: "an object", frozenset: "a list"}
 _NEAR = 0.5
 """Least likeness, of 1, at which a name may be what was meant."""
 
@@ -133,19 +135,16 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for variable in _variables(environment):
         name, text = variable.removeprefix(PREFIX).lower(), environment[variable]
-        values[name] = _from_json(variable, text) if _is_structured(name) else text
+        kind = _JSON_KINDS.get(typing.get_origin(Settings.model_fields[name].annotation))
+        values[name] = text if kind is None else _from_json(variable, text, kind)
     return values
 
 
-def _is_structured(name: str) -> bool:
-    return typing.get_origin(Settings.model_fields[name].annotation) in (dict, frozenset)
-
-
-def _from_json(variable: str, text: str) -> object:
+def _from_json(variable: str, text: str, kind: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as failure:
-        raise StartupError(f"{variable} must be JSON: {failure}") from None
+        raise StartupError(f"{variable} is {text[:80]!r}, must be {kind} in JSON: {failure}") from None
 
 
 def _explained(failure: ValidationError, origins: Mapping[str, str]) -> str:

@@ -109,6 +109,12 @@ def test_the_picture_shows_every_answer() -> None:
         assert f"{len(one.prompt_ids) - one.reused_tokens}" in texts
 
 
+def addresses(mapping: mmap.mmap) -> tuple[int, int]:
+    """Returns the first address of a mapping and its end."""
+    first = np.frombuffer(mapping, np.uint8).ctypes.data
+    return first, first + len(mapping)
+
+
 def test_memory_is_told_by_where_it_is_mapped_from() -> None:
     """A file that is shared by its name, and nothing for memory of one's own."""
     fd = os.memfd_create("kvharbor-test")
@@ -116,13 +122,12 @@ def test_memory_is_told_by_where_it_is_mapped_from() -> None:
         os.posix_fallocate(fd, 0, MIB)
         with mmap.mmap(fd, MIB) as mapping:
             mapping[:8192] = b"x" * 8192
-            view = np.frombuffer(mapping, np.uint8)
-            first = view.ctypes.data
-            del view
-            shared = process_memory(os.getpid(), [(first, first + MIB)])
+            shared = process_memory(os.getpid(), [addresses(mapping)])
         size_bytes = 64 * MIB
-        own = np.ones(size_bytes, np.uint8)
-        private = process_memory(os.getpid(), [(own.ctypes.data, own.ctypes.data + size_bytes)])
+        # A mapping of its own, as an array may come to lie in what is free of the heap.
+        with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE) as own:
+            np.frombuffer(own, np.uint8).fill(1)
+            private = process_memory(os.getpid(), [addresses(own)])
         inode = os.fstat(fd).st_ino
         (file,) = shared.kv_files
         assert file.split()[1:] == [str(inode), "/memfd:kvharbor-test"]

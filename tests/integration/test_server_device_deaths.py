@@ -1,5 +1,6 @@
 """Who dies with a part in pools on devices, on the stub of the driver: the process, the keeper, the device itself."""
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from kvharbor.v1 import pool_service_pb2 as pools
 from process_tree import has_ended
 from raw_caller import RawCaller, greeted, resuming
 from service_process import ServiceProcess
-from waiting import until
+from waiting import quickest, until
 
 
 def keeper_pid(service: ServiceProcess) -> int:
@@ -125,12 +126,20 @@ def test_blocks_of_a_dead_worker_wait_for_the_devices_grace(device: str, start_o
     """What it had queued on the device may still run when the process is gone."""
     grace_s = 1.0
     service = start_on_stub("cuda_vmm", [device], device_grace_s=str(grace_s))
-    with worker_on(service, [device]) as worker:
-        worker.run(OPEN + "; one = caller.allocate(pool_id, *range(20))")
-        worker.kill()
-        quarantined, ended = (service.wait_for(event)["timestamp"] for event in ("blocks quarantined", "session ended"))
-    waited = datetime.fromisoformat(ended) - datetime.fromisoformat(quarantined)
-    assert grace_s <= waited.total_seconds() + 0.05 < grace_s + 2
+    times = itertools.count(1)
+
+    def waited_s() -> float:
+        with worker_on(service, [device]) as worker:
+            worker.run(OPEN + "; one = caller.allocate(pool_id, *range(20))")
+            worker.kill()
+            nth = next(times)
+            events = [service.wait_for(event, nth) for event in ("blocks quarantined", "session ended")]
+        quarantined, ended = (datetime.fromisoformat(event["timestamp"]) for event in events)
+        took_s = (ended - quarantined).total_seconds()
+        assert took_s >= grace_s - 0.05
+        return took_s
+
+    assert quickest(waited_s, grace_s + 2) < grace_s + 2
 
 
 def test_a_device_that_fails_ends_the_process_and_the_next_goes_on(device: str, tmp_path: Path) -> None:

@@ -89,8 +89,9 @@ def test_what_the_stock_has_not_is_asked_of_the_engine(service: FakeService, poo
 def test_an_idle_stock_goes_back(service: FakeService, pool: Pool) -> None:
     """C19: all of it, and the next one to take finds it empty."""
     credits = Credits(pool, 4, idle_s=0.05)
-    until(lambda: len(service.blocks.own) == 4)
-    until(lambda: not service.blocks.own)
+    (lease,) = until(lambda: service.blocks.of_kind("lease"))
+    assert lease.want_block_count == 4
+    until(lambda: service.blocks.of_kind("release_blocks") and not service.blocks.own)
     assert len(credits) == 0
     credits.close()
 
@@ -187,12 +188,12 @@ def test_the_stock_is_told_to_the_next_process_and_lost_with_the_epoch(service: 
         credits.close()
 
 
-def test_a_forgotten_stock_leaves_no_thread(pool: Pool) -> None:
+def test_a_forgotten_stock_leaves_no_thread(service: FakeService, pool: Pool) -> None:
     """Its blocks are held until the session ends, as all that is forgotten [C1]."""
     before = {*threading.enumerate()}
     made = [Credits(pool, 4, idle_s=0.02)]
     (thread,) = [each for each in {*threading.enumerate()} - before if each.name == "kvharbor-credits"]
-    until(lambda: len(made[0]) == 4)
+    until(lambda: service.blocks.of_kind("lease"))
     made.clear()
     gc.collect()
     thread.join(DEADLINE_S)

@@ -33,8 +33,12 @@ def wait_for(event: threading.Event) -> Callable[[], None]:
     return lambda: wait(event)
 
 
+GIVEN_UP_S = 1.0
+"""Enough for a call to be sent on a busy machine, where a test needs one that is given up behind that."""
+
+
 @contextlib.contextmanager
-def hurried(pool: Any, timeout_s: float) -> Iterator[None]:
+def hurried(pool: Any, timeout_s: float = GIVEN_UP_S) -> Iterator[None]:
     """Gives the calls of a pool's harbor no more time than this meanwhile; what is made before has a deadline's."""
     link, options = pool.link, pool.link.options
     link.options = replace(options, timeout_s=timeout_s)

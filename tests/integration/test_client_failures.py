@@ -56,7 +56,7 @@ def test_an_allocate_that_runs_out_of_time_leaves_nothing_held(open_harbor: Conn
     """C4: the service finds the call and its undoing when it wakes, and the whole pool is there for the next."""
     service = start_fresh()
     pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(8))
-    with Stopped(service), hurried(pool, 0.3), pytest.raises(DeadlineExceeded):
+    with Stopped(service), hurried(pool), pytest.raises(DeadlineExceeded):
         pool.allocate(range(128))
     other = open_harbor(service.target).open_pool("p", LAYOUT)
     with other.allocate(range(1000, 1128), wait_s=10):
@@ -68,7 +68,7 @@ def test_a_commit_without_an_answer_is_carried_by_the_next(open_harbor: Connect,
     service = start_fresh()
     pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(8))
     held = pool.allocate(range(16), reserve_tokens=16)
-    with Stopped(service), hurried(pool, 0.3), pytest.raises(DeadlineExceeded):
+    with Stopped(service), hurried(pool), pytest.raises(DeadlineExceeded):
         held.commit(16, [1, 2, 3])
     assert held.token_count == 16
     with pytest.raises(SequenceInDoubt):

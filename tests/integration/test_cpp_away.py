@@ -14,7 +14,7 @@ from fake_service import DEADLINE_S, FakeService
 from integration.client_worker import LAYOUT, pool_size, read
 from integration.cpp_sessions import StartWorker
 from kvharbor.client import connect
-from moments import once, wait_for
+from moments import GIVEN_UP_S, once, wait_for
 from service_process import ServiceProcess
 from waiting import until
 
@@ -58,7 +58,7 @@ def test_threads_share_a_harbor_through_restarts(service: ServiceProcess, start_
 
 def test_a_service_that_does_not_come_back_is_away(service: ServiceProcess, start_worker: StartWorker) -> None:
     """Calls end in time with what to do; a service without state is another one, and the session is over."""
-    worker = start_worker(service, "p", timeout_s=0.3)
+    worker = start_worker(service, "p", timeout_s=GIVEN_UP_S)
     worker.allocate("a", 0, 0, *range(16))
     service.kill()
     with pytest.raises(CppError, match="has been away") as away:
@@ -79,7 +79,7 @@ def test_a_commit_without_an_answer_is_repeated_and_counts_once(
     service: ServiceProcess, start_worker: StartWorker
 ) -> None:
     """C5: until then the sequence is in doubt, and other tokens are refused."""
-    worker = start_worker(service, "p", timeout_s=0.5)
+    worker = start_worker(service, "p", timeout_s=GIVEN_UP_S)
     worker.allocate("a", 32, 0, *range(10))
     worker.commit("a", 10)
     os.kill(service.child_pid, signal.SIGSTOP)

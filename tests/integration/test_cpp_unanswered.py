@@ -13,7 +13,7 @@ from cpp_worker import CppError, CppWorker
 from fake_process import abort
 from fake_service import FakeService
 from integration.client_worker import LAYOUT, pool_size
-from moments import once, wait_for
+from moments import GIVEN_UP_S, once, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ def fake(tmp_path: Path) -> Iterator[FakeService]:
 @pytest.fixture
 def worker(fake: FakeService) -> Iterator[CppWorker]:
     """A worker with a sequence of one full block, whose calls are given up soon."""
-    with CppWorker.connected(fake.path, timeout_s=0.5) as worker:
+    with CppWorker.connected(fake.path, timeout_s=GIVEN_UP_S) as worker:
         worker.open("p", LAYOUT.model, 1, pool_size(16))
         worker.allocate("a", 0, 0, *range(16))
         yield worker

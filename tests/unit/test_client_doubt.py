@@ -31,7 +31,7 @@ from kvharbor.client.tokens import TOKEN_BYTES
 from kvharbor.pool import validate
 from kvharbor.v1 import cache_service_pb2 as cache
 from kvharbor.v1 import types_pb2
-from moments import halt, once, wait_for
+from moments import halt, hurried, once, wait_for
 
 
 @pytest.mark.parametrize("failure", [ResumeRequired("r"), ServiceAway("a"), Starting("s"), Draining("d")])
@@ -123,10 +123,10 @@ def test_a_repetition_that_is_out_of_time_does_not_end_what_it_repeats(
 ) -> None:
     """C4: the first one's object still stands for the sequence, and its owner writes to the blocks."""
     answered = threading.Event()
-    pool = open_harbor(service.target, timeout_s=0.5).open_pool("p", LAYOUT)
+    pool = open_harbor(service.target).open_pool("p", LAYOUT)
     held = pool.allocate(range(20), request_id="r")
     once(service.after, "Allocate", wait_for(answered))
-    with pytest.raises(DeadlineExceeded):
+    with hurried(pool), pytest.raises(DeadlineExceeded):
         pool.allocate(range(20), request_id="r")
     answered.set()
     assert held.commit(20).committed_tokens == 16

@@ -11,7 +11,7 @@ from fake_stream import blocks_of, table
 from integration.client_worker import LAYOUT
 from kvharbor.client import Acquired, BlockRun, DeadlineExceeded, Pool, PoolExhausted, connect
 from kvharbor.v1 import blocks_pb2, errors_pb2, types_pb2
-from moments import halt, once, wait, wait_for
+from moments import GIVEN_UP_S, halt, once, wait, wait_for
 from waiting import until
 
 # A release must not end what was granted meanwhile
@@ -137,7 +137,7 @@ def test_an_acquire_out_of_time_gives_back_what_comes_too_late(service: FakeServ
         go_on = threading.Event()
         once(service.blocks.before, "acquire", wait_for(go_on))
         with pytest.raises(DeadlineExceeded):
-            pool.blocks.acquire([chain(3, 5)], timeout_s=0.2)
+            pool.blocks.acquire([chain(3, 5)], timeout_s=GIVEN_UP_S)
         go_on.set()
         until(lambda: service.blocks.of_kind("release_blocks"))
         pool.blocks.flush(DEADLINE_S)
@@ -150,7 +150,7 @@ def test_a_wait_that_begins_too_late_is_ended(service: FakeService, pool: Pool) 
     go_on = threading.Event()
     once(service.blocks.before, "acquire", wait_for(go_on))
     with pytest.raises(DeadlineExceeded):
-        pool.blocks.acquire([chain(1, 1)], wait_s=DEADLINE_S, timeout_s=0.1)
+        pool.blocks.acquire([chain(1, 1)], wait_s=DEADLINE_S, timeout_s=GIVEN_UP_S)
     go_on.set()
     (cancelled,) = until(lambda: service.blocks.of_kind("cancel_wait"))
     assert cancelled.request_number == service.blocks.requests[0].number
@@ -179,7 +179,7 @@ def test_what_an_invalidate_takes_back_too_late_is_given_back(service: FakeServi
         pool = opened.open_pool("p", LAYOUT)
         blocks = published(pool, 2)
         with pytest.raises(DeadlineExceeded):
-            pool.blocks.invalidate(blocks[1:], timeout_s=0.1)
+            pool.blocks.invalidate(blocks[1:], timeout_s=GIVEN_UP_S)
         go_on.set()
         until(lambda: service.blocks.of_kind("release_blocks"))
         pool.blocks.flush()

@@ -129,7 +129,7 @@ def test_a_drop_without_an_answer_ends_the_pool_here(service: FakeService, nothi
     service.before["DropPool"] = hold
     with connect(service.target) as harbor:
         pool = harbor.open_pool("p", LAYOUT)
-        with hurried(pool, 0.5), pytest.raises(DeadlineExceeded):
+        with hurried(pool), pytest.raises(DeadlineExceeded):
             harbor.drop_pool("p")
         assert cuda_stub.live_count() == nothing_here
         answered.set()

@@ -64,7 +64,7 @@ def test_what_breaks_off_without_an_end_is_not_sent_again(open_harbor: Connect, 
         service.begin()
 
     once(service.before, "Stats", cut_off)
-    with hurried(pool, 0.5), pytest.raises(ServiceUnreachable) as cut:
+    with hurried(pool), pytest.raises(ServiceUnreachable) as cut:
         pool.stats()
     assert cut.value.outcome_unknown
     assert len(service.calls["Stats"]) == 1

@@ -183,7 +183,7 @@ def test_a_commit_without_an_answer_is_not_waited_for_twice(service: FakeService
         pool = harbor.open_pool("p", LAYOUT, order=order)
         held = pool.allocate(range(16), reserve_tokens=16)
         service.after["Commit"] = hold_once
-        with hurried(pool, 0.2), pytest.raises(DeadlineExceeded):
+        with hurried(pool), pytest.raises(DeadlineExceeded):
             held.commit(16, [5])
         answered.set()
         order.take()

@@ -87,7 +87,7 @@ def test_a_commit_without_an_answer_is_told_as_taken(open_harbor: Connect, servi
     held = pool.allocate(range(20), reserve_tokens=30)
     failed = threading.Event()
     once(getattr(service, hook), "Commit", wait_for(failed))
-    with hurried(pool, 0.5), pytest.raises(DeadlineExceeded):
+    with hurried(pool), pytest.raises(DeadlineExceeded):
         held.commit(33, range(20, 35))
     service.restart()
     failed.set()

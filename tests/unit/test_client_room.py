@@ -42,7 +42,7 @@ def outgrow(service: FakeService, pool: Any, sequence: Any) -> None:
     """Has an extend take effect that is given up before it is answered."""
     given_up = threading.Event()
     once(service.after, "Extend", wait_for(given_up))
-    with hurried(pool, 0.3), pytest.raises(DeadlineExceeded):
+    with hurried(pool), pytest.raises(DeadlineExceeded):
         sequence.extend(16)
     given_up.set()
 
@@ -129,7 +129,7 @@ def test_a_commit_without_an_answer_is_repeated_before_one_that_there_is_no_room
     held = pool.allocate(range(12))
     given_up = threading.Event()
     once(service.before, "Commit", wait_for(given_up))
-    with hurried(pool, 0.3), pytest.raises(DeadlineExceeded):
+    with hurried(pool), pytest.raises(DeadlineExceeded):
         held.commit(12, [1, 2])
     given_up.set()
     with pytest.raises(CursorOutOfRange):

@@ -147,7 +147,7 @@ def test_a_commit_without_an_answer_is_carried_by_the_next(
     answered = threading.Event()
     held = pool.allocate(range(16), reserve_tokens=16)
     once(hooks, "Commit", wait_for(answered))
-    with hurried(pool, 0.2), pytest.raises(DeadlineExceeded):
+    with hurried(pool), pytest.raises(DeadlineExceeded):
         held.commit(16, [5, 6])
     answered.set()
     assert held.token_count == 16
@@ -167,7 +167,7 @@ def test_a_commit_without_an_answer_may_just_be_repeated(service: FakeService) -
         pool = harbor.open_pool("p", LAYOUT)
         held = pool.allocate(range(16), reserve_tokens=16)
         once(service.after, "Commit", wait_for(answered))
-        with hurried(pool, 0.2), pytest.raises(DeadlineExceeded):
+        with hurried(pool), pytest.raises(DeadlineExceeded):
             held.commit(16, [5, 6])
         answered.set()
         assert held.commit(16, [5, 6]) == CommitResult(16)
@@ -184,7 +184,7 @@ def test_a_hand_off_without_an_answer_may_be_repeated_or_released(service: FakeS
         pool = harbor.open_pool("p", LAYOUT)
         held = pool.allocate(range(16))
         once(service.after, "Handoff", wait_for(answered))
-        with hurried(pool, 0.2), pytest.raises(DeadlineExceeded):
+        with hurried(pool), pytest.raises(DeadlineExceeded):
             held.handoff(16)
         answered.set()
         touching = (held.require_held, lambda: held.slots(0, 1))

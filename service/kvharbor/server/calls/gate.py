@@ -163,7 +163,7 @@ def answered(method: Callable[[S, Q, Context], Awaitable[R]]) -> Call[S, Q, R]:
 
 
 def streamed(method: Callable[[S, Q, Context], AsyncIterator[R]]) -> Stream[S, Q, R]:
-    """Does for a server-streaming method what `answered` does; shutdown does not wait for it."""
+    """Does for a method that yields its responses what `answered` does; shutdown does not wait for it."""
 
     @functools.wraps(method)
     async def call(servicer: S, request: Q, context: Context) -> AsyncIterator[R]:

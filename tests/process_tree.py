@@ -1,5 +1,6 @@
-"""Processes that are not this one's own, as the kernel tells of them: their children, and whether they live."""
+"""Processes as the kernel tells of them: their children, what they have open, and whether they live."""
 
+import contextlib
 from pathlib import Path
 
 from waiting import until
@@ -11,6 +12,15 @@ def children_of(pid: int) -> list[int]:
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
+
+
+def open_files(pid: int) -> dict[Path, str]:
+    """Returns what a process has open, by its entries in /proc; not what it closes meanwhile."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[entry] = str(entry.readlink())
+    return found
 
 
 def has_ended(pid: int) -> bool:

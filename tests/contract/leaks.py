@@ -1,11 +1,14 @@
 """A fixture that fails the test which leaves a descriptor or a mapped arena behind."""
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from process_tree import open_files
 
 ARENA_NAMES = ("/memfd:kvharbor", "/memfd:kvstub")
 """What host arenas, and all memory of the stub's devices, are called in /proc."""
@@ -13,13 +16,7 @@ ARENA_NAMES = ("/memfd:kvharbor", "/memfd:kvstub")
 
 def open_descriptors() -> dict[str, str]:
     """Open descriptors of this process and what each of them is."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found[entry.name] = str(entry.readlink())
-        except FileNotFoundError:  # the one that listed the folder
-            continue
-    return found
+    return {entry.name: file for entry, file in open_files(os.getpid()).items()}
 
 
 def mapped_arenas() -> list[str]:

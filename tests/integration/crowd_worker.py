@@ -56,10 +56,14 @@ class Crowd:
     async def _ask(self, tokens: Sequence[int], pending_wait_s: float) -> list[Served]:
         return list(await asyncio.gather(*(self._serve(pool, tokens, pending_wait_s) for pool in self._pools)))
 
+    async def _answered(self) -> None:
+        """Is what a session does between the answer and its work."""
+
     async def _serve(self, pool: Any, tokens: Sequence[int], pending_wait_s: float) -> Served:
         began_at = time.monotonic()
         held = await pool.allocate([*tokens, 1_000_000], pending_wait_s=pending_wait_s)
         waited_s = time.monotonic() - began_at
+        await self._answered()
         cached_tokens = held.cached_tokens
         is_right = not cached_tokens or read(pool, held, 0, cached_tokens) == list(tokens[:cached_tokens])
         for first in range(cached_tokens, len(tokens), STEP_TOKENS):
@@ -74,3 +78,14 @@ class SmallCrowd(Crowd):
     """A few."""
 
     session_count = 4
+
+
+class PoliteCrowd(SmallCrowd):
+    """Those who compute nothing before all have an answer."""
+
+    def __init__(self, target: str, pool_name: str, block_count: int) -> None:
+        super().__init__(target, pool_name, block_count)
+        self._all_answered = asyncio.Barrier(self.session_count)
+
+    async def _answered(self) -> None:
+        await self._all_answered.wait()

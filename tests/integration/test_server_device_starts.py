@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.services_on_stub import DEVICE_BYTES, on_stub
-from process_tree import children_of
+from process_tree import children_of, open_files
 from service_process import ServiceProcess, failed_start
 from waiting import until
 
@@ -17,7 +17,7 @@ def maker_pid(service: ServiceProcess, device: str) -> int:
     """Returns the process of a service that has memory of the device; 0 while none has."""
     for pid in children_of(service.process.pid):
         with contextlib.suppress(OSError):
-            if any(f"kvstub-{device}" in str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+            if any(f"kvstub-{device}" in file for file in open_files(pid).values()):
                 return pid
     return 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from integration.client_kinds import KINDS, connector
 from integration.client_worker import LAYOUT, Worker, WorkerProcess, pool_size
-from integration.crowd_worker import Crowd, Served, SmallCrowd
+from integration.crowd_worker import Crowd, PoliteCrowd, Served, SmallCrowd
 from kvharbor.client import PoolStats, connect
 from service_process import ServiceProcess
 from waiting import until
@@ -98,7 +98,7 @@ def test_a_waiter_takes_over_from_a_stopped_writer(start: Start, stats: Callable
 
 def test_the_time_of_a_wait_is_kept_between_processes(start: Start) -> None:
     """[W6] Everybody has a sequence then, and computes the prefix."""
-    writer, crowd = start(Worker), start(SmallCrowd)
+    writer, crowd = start(Worker), start(PoliteCrowd)
     crowd.get_ready()
     writer.allocate("x", PREFIX)
     served = crowd.ask(PREFIX, 0.25)

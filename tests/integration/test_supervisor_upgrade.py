@@ -13,6 +13,7 @@ import start_hooks
 from conftest import StartService
 from integration.supervised import server_info
 from kvharbor.v1 import cache_service_pb2 as cache
+from process_tree import open_files
 from raw_caller import RawCaller, refused
 from service_process import DEADLINE_S, ServiceProcess
 from waiting import until
@@ -73,8 +74,7 @@ def upgrade(service: ServiceProcess) -> "subprocess.CompletedProcess[str]":
 
 def memfds_of(pid: int, name: str) -> list[Path]:
     """Returns the anonymous files of a process that have a name."""
-    found = Path(f"/proc/{pid}/fd").iterdir()
-    return [each for each in found if str(each.readlink()).startswith(f"/memfd:{name} ")]
+    return [entry for entry, file in open_files(pid).items() if file.startswith(f"/memfd:{name} ")]
 
 
 def test_an_upgrade_is_a_restart_in_order(start_fresh: StartService, tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ class ServiceProcess:
         """The process that serves now, or was the last to."""
         return int(self.entries("ready")[-1]["pid"])
 
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The process that serves does not run meanwhile, as if the machine were overloaded."""
+        pid = self.child_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def wait_for(self, event: str, nth: int = 1) -> dict[str, Any]:
         """Returns the nth log entry of that event; fails when the process ends or is silent for too long."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,22 +25,8 @@ from kvharbor.client import (
     aio,
 )
 from moments import hurried
-from service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
-
-
-class Stopped:
-    """The service does not run within the context, as if the machine were overloaded."""
-
-    def __init__(self, service: ServiceProcess) -> None:
-        self._pid = service.child_pid
-
-    def __enter__(self) -> None:
-        os.kill(self._pid, signal.SIGSTOP)
-
-    def __exit__(self, *exc_info: object) -> None:
-        os.kill(self._pid, signal.SIGCONT)
 
 
 def test_nobody_at_the_address_is_told_at_once_with_the_remedy(open_harbor: Connect, tmp_path: Path) -> None:
@@ -56,7 +41,7 @@ def test_an_allocate_that_runs_out_of_time_leaves_nothing_held(open_harbor: Conn
     """C4: the service finds the call and its undoing when it wakes, and the whole pool is there for the next."""
     service = start_fresh()
     pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(8))
-    with Stopped(service), hurried(pool), pytest.raises(DeadlineExceeded):
+    with service.standing_still(), hurried(pool), pytest.raises(DeadlineExceeded):
         pool.allocate(range(128))
     other = open_harbor(service.target).open_pool("p", LAYOUT)
     with other.allocate(range(1000, 1128), wait_s=10):
@@ -68,7 +53,7 @@ def test_a_commit_without_an_answer_is_carried_by_the_next(open_harbor: Connect,
     service = start_fresh()
     pool = open_harbor(service.target).open_pool("p", LAYOUT, pool_size(8))
     held = pool.allocate(range(16), reserve_tokens=16)
-    with Stopped(service), hurried(pool), pytest.raises(DeadlineExceeded):
+    with service.standing_still(), hurried(pool), pytest.raises(DeadlineExceeded):
         held.commit(16, [1, 2, 3])
     assert held.token_count == 16
     with pytest.raises(SequenceInDoubt):

@@ -179,7 +179,7 @@ def test_a_shutdown_and_the_end_of_the_process_end_it(start_fresh: StartService)
         recording = harbor.find_pool("p").record()
         assert recording.block_tokens == BLOCK_TOKENS
         service.restart_child()
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="the recording with it: record anew"):
             next(iter(recording))
     with RawCaller(str(service.socket)) as caller:
         stream = record(caller, caller.open_pool("p"))
@@ -234,6 +234,20 @@ def test_the_trace_replays_to_the_hits_that_the_service_had(
         frozenset(("arrival_ms", "input_tokens", "output_tokens", "duration_ms", "blocks"))
     }
     assert all(re.fullmatch("[0-9a-f]{16}", name) for line in lines for name in line["blocks"])
+
+
+def test_interrupts_end_it_also_where_the_service_stands_still(start_fresh: StartService, tmp_path: Path) -> None:
+    """The first one asks for what has ended, the second one ends the recording, the third one the command."""
+    service, file = start_fresh(), tmp_path / "trace.jsonl"
+    with RawCaller(str(service.socket)) as caller:
+        caller.open_pool("p")
+        with recording(service, file) as process, service.standing_still():
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            assert process.stderr.readline() == f"{file}: 0 requests, in blocks of {BLOCK_TOKENS}\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
 def test_it_overwrites_nothing_unasked(start_fresh: StartService, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from kvharbor.client.durations import seconds
+from kvharbor.client.errors import HarborError, ServiceUnreachable
 from kvharbor.v1 import cache_service_pb2 as cache
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Recording:
                 yield from recorded_requests(reply)
         except grpc.RpcError as failure:
             if not self._closed:
-                raise self._link.error(failure, None) from None
+                raise cut_off(self._link.error(failure, None)) from None
 
     def __enter__(self) -> "Recording":
         return self
@@ -77,6 +78,13 @@ class Recording:
         self._closed = True
         self.stop()
         self._stream.cancel()
+
+
+def cut_off(error: HarborError) -> HarborError:
+    """Returns what a recording that was under way has ended with."""
+    if isinstance(error, ServiceUnreachable):
+        return ServiceUnreachable("the service's process has ended, and the recording with it: record anew")
+    return error
 
 
 def recorded_requests(reply: cache.RecordResponse) -> Iterator[RecordedRequest]:

@@ -1,6 +1,5 @@
 """`kvharbor record`: a trace of what a live service is asked."""
 
-import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -37,15 +36,15 @@ def record(
     """Writes the requests of a pool as a trace for `kvharbor replay`, until interrupted. For administrators.
 
     A request is written when it ends; those that still run when the recording ends are not in it. A second interrupt
-    does not wait for the service to tell the last ones. Blocks have names under a secret that the service forgets with
-    the recording, and tokens are in none. When the service's process ends, the recording ends with exit status 1; what
-    it has written is whole.
+    does not wait for the service to tell the last ones, and a third one not for its farewell. Blocks have names under a
+    secret that the service forgets with the recording, and tokens are in none. When the service's process ends, the
+    recording ends with exit status 1; what it has written is whole.
     """
     from kvharbor.server.traces.recording import write
 
     require_new(file, force=force)
     with connected(socket) as harbor, harbor.find_pool(pool, tenant).record() as recording:
-        _on_interrupt(recording.stop, then=recording.close)
+        _on_interrupts(recording.stop, recording.close)
         if for_s is not None:
             timer = threading.Timer(for_s, recording.stop)
             timer.daemon = True
@@ -56,11 +55,18 @@ def record(
             raise CommandError(f"cannot write {file}: {failure.strerror}") from None
 
 
-def _on_interrupt(end: Callable[[], None], then: Callable[[], None]) -> None:
-    """Has the first SIGINT or SIGTERM do one thing, and the next ones another."""
-    acts = itertools.chain([end], itertools.repeat(then))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: next(acts)())
+def _on_interrupts(*acts: Callable[[], None]) -> None:
+    """Has each SIGINT or SIGTERM do the next one of these, and those behind them end the process."""
+    numbers, left = (signal.SIGINT, signal.SIGTERM), list(acts)
+
+    def act(*_: object) -> None:
+        if len(left) == 1:
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
+        left.pop(0)()
+
+    for number in numbers:
+        signal.signal(number, act)
 
 
 def _requests(recording: "Recording", pool: str, file: Path) -> "Iterator[Recorded]":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from kvharbor.client.recording import RecordedRequest, recorded_requests
+from kvharbor.client.recording import RecordedRequest, cut_off, recorded_requests
 from kvharbor.v1 import cache_service_pb2 as cache
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Recording:
                     yield request
         except grpc.RpcError as failure:
             if not self._closed:
-                raise self._link.error(failure, None) from None
+                raise cut_off(self._link.error(failure, None)) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # Closing cancels the call, and that raises the same as a task's own cancellation.

@@ -17,8 +17,8 @@ class ProcessMemory:
     `kv_files` are the device and inode of what is mapped where its KV cache lies, and its name: the same in two
     processes if it is the same memory, and nothing for memory of its own. Of that mapping, `kv_resident_bytes` are what
     the process has touched, `kv_share_bytes` the same with each page divided by the number of processes that have.
-    `private_bytes` is memory that no other process has, without the heap: what is large is only there if as much was free
-    in it in one piece, and the heap of two processes that do the same differs.
+    `private_bytes` is memory that no other process has, without the heap: what is large is there only if as much was
+    free in it in one piece, and the heap of two processes that do the same differs.
     """
 
     kv_files: tuple[str, ...]

@@ -59,6 +59,7 @@ class FakeService:
         self.held = FakeSequences(layout)
         self.blocks = FakeBlocks(self.held, first_block=block_count // 2)
         self._changing = threading.RLock()
+        self._forgetting = threading.Lock()
         self.opened = False
         self.in_use = False
         self.starting = False
@@ -116,13 +117,14 @@ class FakeService:
 
     def blink(self) -> None:
         """Forgets what a process forgets, while the calls under way are still answered: an answer that comes late."""
-        self._knows_session = False
-        self.held.known.clear()
-        self.blocks.forget()
-        self.held.resumed = False
-        for connection in [*self.accepted]:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)
+        with self._forgetting:
+            self._knows_session = False
+            self.held.known.clear()
+            self.blocks.forget()
+            self.held.resumed = False
+            for connection in [*self.accepted]:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_WR)
 
     def restart(self) -> None:
         """Ends the process and starts the next one, which has all that is kept; threads may do so at the same time."""
@@ -281,6 +283,8 @@ class FakeService:
         if method != "Resume" and request.pool_id != self.pool_id:
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
         if not self.held.resumed and (method != "Resume" or not self._knows_session):
+            with self._forgetting:
+                pass  # a process that has forgotten is the next one: the end of the side sockets is seen by then
             abort(context, grpc.StatusCode.FAILED_PRECONDITION, "RESUME_REQUIRED")
         if method == "Handoff" and request.commit.sequence_id not in self.sequences:
             abort(context, grpc.StatusCode.NOT_FOUND, "SEQUENCE_NOT_FOUND")

@@ -45,6 +45,8 @@ def peek(connection: socket.socket) -> bytes:
         return connection.recv(1)
     except BlockingIOError:
         return b"open"
+    except ConnectionResetError:  # with something unread
+        return b""
 
 
 class Answers(Protocol):
@@ -126,7 +128,10 @@ class Process:
                     own.remove(connection)
 
     def _exchange(self, connection: socket.socket) -> bool:
-        head = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
+        try:
+            head = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
+        except ConnectionResetError:  # closed, with an answer unread
+            return False
         if len(head) < _LENGTH.size:
             return False
         payload = connection.recv(_LENGTH.unpack(head)[0], socket.MSG_WAITALL)

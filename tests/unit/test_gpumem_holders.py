@@ -1,6 +1,8 @@
 """Who still maps arenas that their owner has left."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,22 +12,32 @@ from kvharbor.gpumem import HostArena, InsufficientMemory, LeftMemory, left_memo
 SIZE_BYTES = 1 << 16
 
 
-@pytest.mark.alone  # what others map counts too
-def test_memory_is_left_when_its_owner_is_gone_and_a_mapping_is_not() -> None:
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """A root with this process alone, in which nothing goes meanwhile that earlier tests have left as garbage."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+    gc.collect()
+    gc.disable()
+    yield tmp_path
+    gc.enable()
+
+
+def test_memory_is_left_when_its_owner_is_gone_and_a_mapping_is_not(here: Path) -> None:
     """An owner's descriptor makes it owned; the last mapping's end makes it free."""
-    before = left_memory().held_bytes
+    before = left_memory(here).held_bytes
     arena = HostArena.create(SIZE_BYTES, name="kvharbor-left")
     first, second = arena.map(), arena.map()
-    assert left_memory().held_bytes == before
+    assert left_memory(here).held_bytes == before
     arena.close()
-    left = left_memory()
+    left = left_memory(here)
     assert dict(left.shares)[os.getpid()] >= 2 * SIZE_BYTES
     assert left.held_bytes - before == 2 * SIZE_BYTES
     second.vacate()
-    assert left_memory().held_bytes - before == SIZE_BYTES
+    assert left_memory(here).held_bytes - before == SIZE_BYTES
     first.close()
     second.close()
-    assert left_memory().held_bytes == before
+    assert left_memory(here).held_bytes == before
 
 
 def _process(root: Path, pid: int, *, maps: str, readable: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Calls of a harbor and a pool against a real service; each test runs with the synchronous and the asyncio client."""
 
 import dataclasses
+import gc
 from typing import Any
 
 import pytest
@@ -192,6 +193,7 @@ def test_the_service_describes_itself(harbor: Any) -> None:
 
 def test_a_closed_harbor_leaves_no_memory_behind(open_harbor: Connect, pool: Any, target: str) -> None:
     """Its mapping is gone and so is the descriptor, which was closed as soon as it was mapped."""
+    gc.collect()  # what earlier tests have left may not go meanwhile
     mapped = mapped_arenas()
     harbor = open_harbor(target)
     other = harbor.open_pool(pool.name, LAYOUT)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import grpc
 
@@ -16,23 +17,23 @@ sequence = caller.allocate(pool_id, *range(32))
 (arena,) = caller.attach(pool_id)[1]
 result = pool_id
 """
-# A write to the end of the pool's memory for each half a millisecond that it runs; 0xAA all over both blocks.
+# 0xAA all over both blocks, again and again, until the test lets it commit.
 WRITE_ON = """
-for _ in range(4000):
+while not os.path.exists(enough):
     for block in (1, 2):
         os.pwrite(arena, b'\\xaa' * 1024, block * 1024)
 result = caller.commit(pool_id, sequence.sequence_id, 32).committed_tokens
 """
 
 
-def test_a_stopped_writer_keeps_its_blocks_and_commits_when_it_wakes(start_fresh: StartService) -> None:
+def test_a_stopped_writer_keeps_its_blocks_and_commits_when_it_wakes(start_fresh: StartService, tmp_path: Path) -> None:
     """E5: B is refused meanwhile, A's Commit succeeds, and whoever reads A's tokens finds A's bytes."""
-    path = str(start_fresh().socket)
+    path, enough = str(start_fresh().socket), tmp_path / "enough"
     with RawCaller(path) as b, SessionWorker(path) as a:
         pool_id = a.run(START)
         b.open_pool("p", block_count=2)
         (arena,) = b.attach(pool_id)[1]
-        a.begin(WRITE_ON)
+        a.begin(WRITE_ON, enough=str(enough))
         until(lambda: os.pread(arena, 1, BLOCK_BYTES), lambda byte: byte == b"\xaa")
         a.signal(signal.SIGSTOP)
         for fresh in range(100, 120):
@@ -40,6 +41,7 @@ def test_a_stopped_writer_keeps_its_blocks_and_commits_when_it_wakes(start_fresh
                 b.allocate(pool_id, *range(fresh, fresh + 32))
             assert found[0].code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert found[0].metadata["reservedBlockCount"] == "2"
+        enough.touch()
         a.signal(signal.SIGCONT)
         assert a.answer() == 32
         a.close()

@@ -39,5 +39,5 @@ def test_what_was_committed_survives_and_the_rest_is_withdrawn(start_fresh: Star
         sequence = b.allocate(pool_id, *PROMPT)
         assert (sequence.cached_tokens, sequence.capacity_tokens) == (32, 64)
         assert b.commit(pool_id, sequence.sequence_id, 64).committed_tokens == 64
-    assert service.entries("blocks quarantined")[0]["block_count"] == 2
-    assert service.entries("session ended")[0]["cause"] in ("process exited", "side socket ended")
+    assert service.wait_for("blocks quarantined")["block_count"] == 2
+    assert service.wait_for("session ended")["cause"] in ("process exited", "side socket ended")

@@ -54,7 +54,7 @@ def test_sizes_in_a_file_make_exactly_the_blocks_they_hold(start_fresh: StartSer
         found = open_refused(caller, large_layout(), 0, "less")
         assert (found.code, found.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
         assert "less than one block" in found.metadata["value"]
-    unused = [entry["unused_bytes"] for entry in service.entries("pool made")]
+    unused = [service.wait_for("pool made", number)["unused_bytes"] for number in (1, 2, 3)]
     assert unused == [0, 1_755_648, 0]
 
 

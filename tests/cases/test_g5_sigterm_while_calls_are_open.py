@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import start_hooks
 from conftest import StartService
 from kvharbor.v1 import cache_service_pb2 as cache
 from raw_caller import RawCaller, refused
@@ -32,6 +33,20 @@ layer_count = 1
 data_type = "float32"
 head_count = 16
 head_dim = 64
+"""
+
+
+# The memory of the declared pool is begun, and not there before the test ends.
+NEVER_RESERVED = """
+import os, threading
+
+reserve = os.posix_fallocate
+
+def reserve_one_piece(fd, offset, length):
+    reserve(fd, offset, length)
+    threading.Event().wait()
+
+os.posix_fallocate = reserve_one_piece
 """
 
 
@@ -110,22 +125,25 @@ def test_a_child_that_does_not_end_in_the_grace_is_ended(start_fresh: StartServi
 @pytest.mark.parametrize("sign", ["a.sock.lock", "a.side", "settings"])
 def test_during_start_up_it_goes_at_once(tmp_path: Path, sign: str) -> None:
     """Before its child is there, while that imports, and while memory is reserved: nothing is left behind."""
-    config = tmp_path / "kvharbor.toml"
+    config, place = tmp_path / "kvharbor.toml", tmp_path / "place"
     config.write_text(DECLARED)
+    place.mkdir()
+    hook = start_hooks.environment(tmp_path / "hook", NEVER_RESERVED)
+    flags = (f"--config={config}", "--memory=1.5GiB")
 
     def ended_s() -> float:
-        with ServiceProcess(tmp_path / "a.sock", f"--config={config}", "--memory=1.5GiB") as service:
+        with ServiceProcess(place / "a.sock", *flags, environment=hook) as service:
             if sign == "settings":
                 service.wait_for(sign)
             else:
-                while not (tmp_path / sign).exists():
+                while not (place / sign).exists():
                     assert service.process.poll() is None
             service.process.send_signal(signal.SIGTERM)
             asked_at = time.monotonic()
             assert service.wait() == 0
             took_s = time.monotonic() - asked_at
             assert service.entries("ready") == []
-            assert list(tmp_path.iterdir()) == [config]
+            assert list(place.iterdir()) == []
             return took_s
 
     assert quickest(ended_s, MOST_START_UP_S) < MOST_START_UP_S

@@ -73,7 +73,7 @@ class Starting:
 
     def wait_until_it_reserves(self) -> None:
         """Waits for the first piece."""
-        until(self._pieces.exists)
+        until(lambda: self._pieces.exists() and self.pieces())
 
     def go_on(self) -> None:
         """Lets it reserve, and waits until it is ready."""

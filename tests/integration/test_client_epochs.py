@@ -89,7 +89,7 @@ def test_an_engine_that_does_not_fit_any_more_is_told_why(start_fresh: StartServ
     """The next service has less memory for pools; waiting may help, so the harbor waits, and ends when it is closed."""
     place = tmp_path / "kv.sock"
     service = start_fresh(socket=place)
-    harbor = connect(service.target, timeout_s=1.0, on_epoch=lambda *_: None)
+    harbor = connect(service.target, on_epoch=lambda *_: None)
     pool = harbor.open_pool("p", LAYOUT, pool_size(2000))
     service.kill()
     second = start_fresh(socket=place, memory="1MiB")
